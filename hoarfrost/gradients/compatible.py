@@ -1,0 +1,80 @@
+"""make_compatible(): puts layers that treat examples one by one in the place of layers that mix them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+GROUPS = 32  # as GroupNorm's authors recommend, where the channels divide
+
+
+class Compatible(NamedTuple):
+    """The model, and one sentence for each change."""
+
+    model: nn.Module
+    changes: list[str]
+
+
+def make_compatible(model: nn.Module) -> Compatible:
+    """Swaps BatchNorm for GroupNorm, and drops the running statistics of InstanceNorm; scales and shifts are kept.
+
+    Works on the model in place. The swapped layers have new parameters: build the optimizer afterwards. The swapped
+    model computes something else than it did, so a pretrained one needs a little training to get used to it.
+
+    >>> model, changes = make_compatible(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))
+    >>> changes
+    ['1: BatchNorm2d(48) → GroupNorm(24, 48)']
+    """
+    changes = []
+    for name, module in list(model.named_modules()):
+        swap = next((make for kind, make in SWAPS.items() if isinstance(module, kind)), None)
+        replacement = swap(module) if swap else None
+        if replacement is None:
+            continue
+        replacement.train(module.training)
+        after = f"GroupNorm({replacement.num_groups}, {replacement.num_channels})" if isinstance(
+            replacement, nn.GroupNorm
+        ) else f"{type(module).__name__} without running statistics"
+        changes.append(f"{name or 'the model'}: {type(module).__name__}({module.num_features}) → {after}")
+        if not name:
+            return Compatible(replacement, changes)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, replacement)
+    return Compatible(model, changes)
+
+
+def _group_norm(module: Any) -> nn.Module:
+    channels = module.num_features
+    groups = next(g for g in range(min(GROUPS, channels), 0, -1) if channels % g == 0)
+    at = module.running_mean if module.weight is None else module.weight
+    place = {} if at is None else {"device": at.device, "dtype": at.dtype}
+    norm = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine, **place)
+    return _with_affine_of(module, norm)
+
+
+def _instance_norm(module: Any) -> nn.Module | None:
+    if not module.track_running_stats:
+        return None
+    place = {"device": module.running_mean.device, "dtype": module.running_mean.dtype}
+    norm = type(module)(module.num_features, eps=module.eps, affine=module.affine, **place)
+    return _with_affine_of(module, norm)
+
+
+def _with_affine_of(module: Any, norm: Any) -> nn.Module:
+    if module.affine:
+        with torch.no_grad():
+            norm.weight.copy_(module.weight)
+            norm.bias.copy_(module.bias)
+        norm.weight.requires_grad_(module.weight.requires_grad)
+        norm.bias.requires_grad_(module.bias.requires_grad)
+    result: nn.Module = norm
+    return result
+
+
+SWAPS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
+    nn.modules.instancenorm._InstanceNorm: _instance_norm,
+    nn.modules.batchnorm._BatchNorm: _group_norm,
+}

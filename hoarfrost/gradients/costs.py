@@ -1,0 +1,73 @@
+"""The one place that decides how a per-example norm is computed: an estimate of each method's time.
+
+A method's time is its arithmetic and its memory traffic, each at a rate measured once (`python -m benchmarks.costs`
+measures them again on another machine, and prints how far these estimates lie from the clock). Only ratios matter: the
+rates are relative to one multiply-add of a large matrix product.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Time of one unit of work, in multiply-adds of a large matrix product."""
+
+    small_product: float  # a multiply-add in a batch of small matrix products
+    touch: float  # one number read or written, in order
+    patch: float  # one number copied into a patch matrix
+
+
+RATES = {
+    "cpu": Rates(small_product=1.6, touch=14.0, patch=22.0),
+    # A GPU has far more arithmetic for each number it can move.
+    "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
+}
+
+
+def _rates(device: str) -> Rates:
+    return RATES.get(device, RATES["cuda"])
+
+
+def outer(examples: int, positions: int, p: int, d: int, device: str) -> dict[str, float]:
+    """Time of each way to the norms of a matrix's gradients *and* to their weighted sum.
+
+    >>> min(costs := outer(32, 1, 784, 1024, "cpu"), key=costs.get)
+    'product'
+    """
+    r = _rates(device)
+    sum_by_product = positions * p * d + positions * min(p, d) * 2 * r.touch
+    gram = positions**2 * ((p + d) * r.small_product + 3 * r.touch)
+    written = positions * p * d * r.small_product + p * d * 3 * r.touch  # written, read for the norm, read for the sum
+    times = {"gram": gram + sum_by_product, "written": written}
+    if positions == 1:
+        times["product"] = (p + d) * r.touch + sum_by_product
+    return {method: examples * time for method, time in times.items()}
+
+
+def convolution(
+    examples: int, positions: int, pixels: int, p: int, d: int, window: int, device: str
+) -> dict[str, float]:
+    """The same for a convolution's weight: ``window`` offsets of ``p`` input channels to ``d`` output channels.
+
+    ``pixels`` counts the padded input's, ``positions`` the output's. Groups multiply every method alike.
+
+    >>> min(costs := convolution(32, 16, 36, 512, 512, 9, "cpu"), key=costs.get)
+    'pixels'
+    """
+    r = _rates(device)
+    gradient = positions * p * d * window
+    pixel_gram = pixels**2 * p * r.small_product + positions**2 * d * r.small_product
+    shifted = 2 * window**0.5 * pixels * positions * r.touch + 2 * positions**2 * r.touch
+    written = gradient * r.small_product + positions * p * window * r.patch + p * d * window * 3 * r.touch
+    times = {"pixels": pixel_gram + shifted + gradient + positions * d * 2 * r.touch, "written": written}
+    return {method: examples * time for method, time in times.items()}
+
+
+def cheapest(times: dict[str, float]) -> str:
+    """The method with the smallest estimate."""
+    return min(times, key=lambda method: times[method])
+
+
+def cheapest_outer(examples: int, positions: int, p: int, d: int, device: str) -> str:
+    """The method for a matrix's gradient."""
+    return cheapest(outer(examples, positions, p, d, device))

@@ -1,0 +1,198 @@
+"""Per-example norms and clipped sums in one backward pass.
+
+The engine puts a rule in front of every module that holds parameters. Taps in the autograd graph hand it what each use
+of a parameter contributes; when the backward pass ends it has every example's norm, asks the clipper for factors, and
+adds the clipped gradients to the sums of the batch. Nothing is kept from a forward pass, so nothing of it can go stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.clipping import Clipper
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.batch import Batch, ClippedSum
+from hoarfrost.gradients.contributions import Contribution, combine
+from hoarfrost.gradients.forward import ByRule, Root, Wrapped
+from hoarfrost.gradients.probe import MERGED, Dims, Shapes
+from hoarfrost.gradients.rules import rule_for
+from hoarfrost.gradients.rules.base import cannot_tell_examples
+from hoarfrost.gradients.tap import Sink, tap
+
+Reduction = Literal["mean", "sum"]
+
+
+class Engine:
+    """Differentiates ``model`` example by example, for the ``parameters`` (by name) that an optimizer will move.
+
+    Guarantees:
+        Only gradients of examples that the batch announced enter a sum, each at most once, each scaled by the clipper's
+        factor for its norm over every live parameter. A parameter reached in any other way stops the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        clipper: Clipper,
+        *,
+        loss_reduction: Reduction = "mean",
+        views: int = 1,
+        batch_first: bool = True,
+    ):
+        self.model, self.clipper, self.batch = model, clipper, Batch()
+        self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
+        self.rows = 0  # examples × views in the forward pass that is running
+        self.dims: Dims | None = None  # found on the first batch
+        self.shapes: Shapes | None = None  # recorded while that is being found
+        self._paused = False
+        self._names = {module: name or "the model" for name, module in model.named_modules()}
+        self._group: dict[Tensor, int] = dict(
+            zip(parameters.values(), clipper.groups(list(parameters)), strict=True)
+        )
+        self._captured: dict[nn.Parameter, list[Contribution]] = {}
+        self._pass = -1  # the backward pass that the captured contributions belong to
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor.register_hook(self._finish_later)
+        self._attach()
+
+    # The model: rules in front of its modules.
+
+    def _attach(self) -> None:
+        rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
+        for module, rule in rules.items():
+            rule.check(module, self._names[module])
+        for name, p in self.model.named_parameters():
+            _refuse_plain_gradients(p, name)
+        for module, rule in rules.items():
+            module.forward = ByRule(self, module, rule)
+        self.model.forward = Root(self, self.model)
+
+    # What rules see (rules.Recorder).
+
+    def name_of(self, module: nn.Module) -> str:
+        """The module's name in the model."""
+        return self._names[module]
+
+    def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
+        """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
+
+        Refuses a tensor in which they cannot be told apart.
+        """
+        known = (self.dims or {}).get(module)
+
+        def dim_of(order: int, t: Tensor) -> int | None:
+            if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
+                return None
+            dim = default if known is None else known[order]
+            if dim is not None and (dim == MERGED or t.dim() <= dim or t.shape[dim] != self.rows):
+                raise cannot_tell_examples(self.name_of(module), module, t, self.rows)
+            return dim
+
+        return dim_of
+
+    def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+        """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
+        return tap(output, self._anchor, sink, *inputs)
+
+    def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
+        """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
+
+        def hook(gradient: Tensor) -> None:
+            sink(gradient)
+            self._finish_later(gradient)
+
+        leaf.register_hook(hook)
+
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """Records what one use of ``parameter`` contributes to the backward pass that is running."""
+        this_pass = torch._C._current_graph_task_id()
+        if this_pass != self._pass:
+            self._captured, self._pass = {}, this_pass  # what a pass that failed left behind is dropped
+        self._captured.setdefault(parameter, []).append(contribution)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Runs modules as they are, without rules."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @property
+    def active(self) -> bool:
+        """Whether rules apply: whenever a backward pass could follow, in training mode or not."""
+        return torch.is_grad_enabled() and not self._paused
+
+    def expected_rows(self) -> int | None:
+        """How many rows the loader's last chunk has."""
+        return None if self.batch.chunk is None else self.batch.chunk.examples * self.views
+
+    # The backward pass: from contributions to clipped sums.
+
+    def release(self) -> ClippedSum | None:
+        """The clipped sum of the logical batch, with its sensitivity; None while chunks of it are still to come."""
+        return self.batch.release(self.clipper.sensitivity)
+
+    def _finish_later(self, _: Tensor) -> None:
+        # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        captured, self._captured = self._captured, {}
+        if not captured:
+            return
+        examples = next(iter(captured.values()))[0].examples
+        if self.batch.cover(examples).examples == 0:
+            return  # an empty batch ran on a stand-in, of which nothing is kept
+        uses = {p: combine(parts) for p, parts in captured.items() if p in self._group and p.requires_grad}
+        # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
+        scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
+        norms = self._norms(uses, examples).mul_(scale)
+        factors = self.clipper.factors(norms)
+        finite = norms.isfinite().all(1)
+        if not finite.all():
+            # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
+            kept = finite.nonzero().squeeze(1)
+            uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
+        for p, use in uses.items():
+            clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
+            sums = self.batch.sums
+            sums[p] = sums[p].add_(clipped) if p in sums else clipped
+
+    def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
+        """[examples, groups], float32, over live parameters."""
+        device = next(iter(uses)).device if uses else None
+        squares = torch.zeros(examples, 1 + max(self._group.values(), default=0), device=device)
+        for p, use in uses.items():
+            squares[:, self._group[p]] += use.squared_norms().to(squares)
+        return squares.sqrt_()
+
+
+def detach(model: nn.Module) -> None:
+    """Gives every module of ``model`` its own `forward` back."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), Wrapped):
+            del module.__dict__["forward"]
+
+
+def _refuse_plain_gradients(p: nn.Parameter, name: str) -> None:
+    """A gradient that autograd itself brings to a parameter came around the rules."""
+
+    def refuse(_: Tensor) -> None:
+        raise NotPrivate(
+            f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be split by "
+            "example. Call the module instead of reading its parameter, or tie two modules by giving them the same "
+            "Parameter: head.weight = embedding.weight."
+        )
+
+    live = p.requires_grad
+    p.requires_grad_().register_hook(refuse)
+    p.requires_grad_(live)

@@ -1,0 +1,74 @@
+"""How a module is made to run by its rule: its instance's `forward` is a small object that can step aside."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hoarfrost.gradients import probe
+from hoarfrost.gradients.rules import Rule
+from hoarfrost.nested import map_tensors
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.engine import Engine
+
+
+class Wrapped:
+    """Stands in for a module's `forward`. Copies and pickles of the module get the plain `forward` back.
+
+    A copy is not known to the engine: it trains, or averages weights, as an ordinary module.
+    """
+
+    def __init__(self, engine: Engine, module: nn.Module):
+        self.engine, self.module, self.original = engine, module, module.forward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _plain_forward(memo[id(self.module)])
+
+    def __reduce__(self) -> Any:
+        return _plain_forward, (self.module,)
+
+
+class ByRule(Wrapped):
+    """Runs one module by its rule wherever a backward pass could follow."""
+
+    def __init__(self, engine: Engine, module: nn.Module, rule: Rule):
+        super().__init__(engine, module)
+        self.rule = rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self.engine
+        if engine.shapes is not None:
+            engine.shapes.record(self.module, args, kwargs)
+            if not self.rule.runs_in_probe:
+                return self.original(*args, **kwargs)
+        elif not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
+            return self.original(*args, **kwargs)
+        return self.rule.forward(engine, self.module, self.original, args, kwargs)
+
+
+class Root(Wrapped):
+    """The whole model: learns how many examples a batch has, and on the first one, where they are."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self.engine
+        if not engine.active or engine.shapes is not None:
+            return self.original(*args, **kwargs)
+        where = probe.examples_in((args, kwargs), engine.expected_rows(), engine.batch_first)
+        if where.rows == 0:
+            # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
+            # nothing is kept.
+            args, kwargs = where.stand_in((args, kwargs), engine.views)
+            engine.rows = engine.views
+            output = self.original(*args, **kwargs)
+            return map_tensors(lambda t: t[:0] if t.dim() else t, output)
+        if engine.dims is None:
+            engine.dims = probe.example_dims(engine, self.original, where, (args, kwargs))
+        engine.rows = where.rows
+        return self.original(*args, **kwargs)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    return MethodType(type(module).forward, module)

@@ -1,0 +1,129 @@
+"""What a rule is, and what the engine offers to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import Contribution
+from hoarfrost.gradients.tap import Sink
+
+Forward = Callable[..., Any]
+Parts = Iterator[tuple[str, Contribution]]
+
+
+class Recorder(Protocol):
+    """The engine, as a rule sees it."""
+
+    rows: int  # examples × views in the forward pass that is running
+    views: int
+
+    def name_of(self, module: nn.Module) -> str:
+        """The module's name in the model, for messages."""
+
+    def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
+        """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
+
+    def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+        """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
+
+    def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
+        """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
+
+    def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
+        """Records what one use of ``parameter`` contributes to the backward pass that is running."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Runs modules as they are, without rules."""
+
+
+class Rule(ABC):
+    """How one kind of module is differentiated example by example."""
+
+    runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
+    recurse: ClassVar[bool] = False  # whether it speaks for the parameters of inner modules too
+
+    def check(self, module: nn.Module, name: str) -> None:
+        """Refuses, by name and with the fix, settings that cannot be private."""
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether the module holds just the parameters that this rule is about (and none that something added)."""
+        return True
+
+    @abstractmethod
+    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        """The module's output, made so that the backward pass records contributions for its live parameters."""
+
+
+class LayerRule(Rule):
+    """A layer with one input tensor and one output tensor, both with examples along the same dimension.
+
+    The layer runs as it always did, with detached parameters; a subclass says what its parameters' gradients are.
+    """
+
+    parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
+
+    def knows(self, module: nn.Module) -> bool:
+        return set(module._parameters) <= self.parameters and not hasattr(module, "parametrizations")
+
+    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        x, dim = self.locate(recorder, module, args[0] if args else kwargs.pop("input"))
+        with detached(module):
+            output = original(x, *args[1:], **kwargs)
+
+        views = recorder.views
+
+        def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
+            live = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+            by_example = (split_views(t.movedim(dim, 0), views) for t in (inputs[0], gradient))
+            for name, contribution in self.contributions(module, *by_example, live):
+                recorder.add(module.get_parameter(name), contribution)
+
+        return recorder.tap(output, sink, x)
+
+    def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        """The input to run on, and the dimension that counts its examples."""
+        dim = recorder.example_dims(module)(0, x)
+        if dim is None:
+            raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+        return x, dim
+
+    @abstractmethod
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+        """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...]."""
+
+
+def split_views(t: Tensor, views: int) -> Tensor:
+    """[B·K, ...] → [B, K, ...]: the views of an example lie one after the other."""
+    return t.unflatten(0, (-1, views)) if t.shape[0] else t.reshape(0, views, *t.shape[1:])
+
+
+def positions(t: Tensor) -> Tensor:
+    """[B, K, ..., channels] → [B, T, channels]."""
+    return t.reshape(t.shape[0], -1, t.shape[-1]) if t.numel() else t.new_zeros(t.shape[0], 1, t.shape[-1])
+
+
+@contextmanager
+def detached(module: nn.Module) -> Iterator[None]:
+    """The module's own parameters stand outside autograd while this lasts; the parameters themselves are untouched."""
+    own = module._parameters
+    module.__dict__["_parameters"] = {name: None if p is None else p.detach() for name, p in own.items()}
+    try:
+        yield
+    finally:
+        module.__dict__["_parameters"] = own
+
+
+def cannot_tell_examples(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
+    """The error for a layer whose input does not tell the examples apart."""
+    return NotPrivate(
+        f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
+        f"{rows} examples of this batch, so their gradients cannot be told apart. Keep the examples in a dimension of "
+        f"their own (no flattening with others), and expand what they share: x.expand({rows}, ...)."
+    )

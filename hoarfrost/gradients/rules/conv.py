@@ -1,0 +1,148 @@
+"""Convolutions, of any dimension, stride, padding, dilation and grouping, and their transposes.
+
+With z the (padded) input of a convolution and g the gradient of its output, an example's weight gradient is
+``dW[o, i, k] = Σ_t g[o, t] · z[i, s·t + d·k]``, with positions t, offsets k of the window, stride s and dilation d. For a
+transposed convolution the two change places: its weight gradient is that of the convolution which it transposes.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hoarfrost.gradients import costs
+from hoarfrost.gradients.contributions import Contribution, Dense, rounded_up, working
+from hoarfrost.gradients.rules.base import LayerRule, Parts
+
+# Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
+CACHED = {"cpu": 1 << 20}
+CACHED_ELSEWHERE = 1 << 26
+
+
+class ConvRule(LayerRule):
+    """Conv1d, Conv2d and Conv3d, and their transposes."""
+
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+        if "bias" in live:
+            yield "bias", Dense(working(g).sum((1, *range(3, g.dim()))))
+        if "weight" in live:
+            yield "weight", Window(x, g, module)
+
+
+class Window(Contribution):
+    """The weight of a convolution, from its input ``x`` and output gradient ``g``, both [B, K, channels, *space]."""
+
+    def __init__(self, x: Tensor, g: Tensor, module: Any):
+        self.x, self.g, self.module = working(x), working(g), module
+        self.examples = x.shape[0]
+        self._written: Tensor | None = None
+        # The views of an example meet in its norm, which the pixel products of one view do not see.
+        if x.shape[1] > 1 or not self.examples or costs.cheapest(self._costs()) == "written":
+            self._written = self.instantiate()
+            del self.x, self.g
+
+    def squared_norms(self) -> Tensor:
+        if self._written is not None:
+            return Dense(self._written).squared_norms()
+        z, _ = self._roles(slice(0, 1))
+        size = self._at_once(prod(z.shape[2:]) ** 2 * self.module.groups)
+        return torch.cat([self._pixel_norms(slice(at, at + size)) for at in range(0, self.examples, size)])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._written is not None:
+            return Dense(self._written).weighted_sum(weights)
+        m, x, g = self.module, self.x.flatten(0, 1), self.g.flatten(0, 1)
+        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        padding = m.padding
+        if m.padding_mode != "zeros" or isinstance(padding, str):
+            x, padding = self._padded(x), [0] * len(m.kernel_size)
+        weight = m.weight.detach().to(g.dtype)
+        settings = (m.stride, padding, m.dilation, m.transposed, m.output_padding, m.groups)
+        result: Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, [False, True, False])[1]
+        return result
+
+    def instantiate(self) -> Tensor:
+        if self._written is not None:
+            return self._written
+        shape, groups, views = self.module.weight.shape, self.module.groups, self.x.shape[1]
+        written = self.g.new_empty(self.examples, *shape)
+        one_patch = prod(shape[1:]) * groups * prod((self.x if self.module.transposed else self.g).shape[3:])
+        size = self._at_once(views * one_patch)
+        for at in range(0, self.examples, size):
+            z, g = self._roles(slice(at, at + size))
+            patches = _patches(z, self.module, g.shape[2:]).reshape(len(z) * groups, -1, prod(g.shape[2:]))
+            gradient = torch.bmm(g.reshape(len(g) * groups, -1, prod(g.shape[2:])), patches.mT)
+            written[at : at + size] = gradient.view(-1, views, *shape).sum(1) if views > 1 else gradient.view(-1, *shape)
+        return written
+
+    def take(self, index: Tensor) -> Contribution:
+        if self._written is not None:
+            return Dense(self._written[index])
+        return Window(self.x[index], self.g[index], self.module)
+
+    def _roles(self, part: slice) -> tuple[Tensor, Tensor]:
+        """(z, g) of the formula above, for some examples: [rows, channels, *space] each."""
+        x, g = self.x[part].flatten(0, 1), self.g[part].flatten(0, 1)
+        return (self._padded(g), x) if self.module.transposed else (self._padded(x), g)
+
+    def _padded(self, t: Tensor) -> Tensor:
+        m = self.module
+        padding = m._reversed_padding_repeated_twice
+        if not any(padding):
+            return t
+        return F.pad(t, padding, mode="constant" if m.padding_mode == "zeros" else m.padding_mode)
+
+    def _costs(self) -> dict[str, float]:
+        z, g = self._roles(slice(0, 1))
+        m = self.module
+        channels, outputs = z.shape[1] // m.groups, g.shape[1] // m.groups
+        window = prod(m.kernel_size)
+        return costs.convolution(
+            self.examples, prod(g.shape[2:]), prod(z.shape[2:]), channels, outputs, window, g.device.type
+        )
+
+    def _pixel_norms(self, part: slice) -> Tensor:
+        """‖dW‖² = Σ_{t,t'} ⟨g_t, g_t'⟩ · Σ_k ⟨z_{t+k}, z_{t'+k}⟩: pixel products, summed along the window's offsets."""
+        z, g = self._roles(part)
+        groups, space, places = self.module.groups, z.shape[2:], g.shape[2:]
+        z = z.reshape(len(z) * groups, -1, prod(space))
+        g = g.reshape(len(g) * groups, -1, prod(places))
+        pixels = torch.bmm(z.mT, z).view(-1, *space, *space)
+        windows = zip(self.module.kernel_size, self.module.stride, self.module.dilation, strict=True)
+        for axis, (width, step, spread) in enumerate(windows):
+            pixels = _along_window(pixels, axis, len(space), places[axis], width, step, spread)
+        inputs, outputs = pixels.reshape(len(z), prod(places), -1), torch.bmm(g.mT, g)
+        scale = (inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
+        return rounded_up(inputs.mul_(outputs).sum((1, 2)), scale).view(-1, groups).sum(1)
+
+    def _at_once(self, numbers: int) -> int:
+        return max(1, CACHED.get(self.g.device.type, CACHED_ELSEWHERE) // max(1, numbers))
+
+
+def _patches(z: Tensor, module: Any, places: torch.Size) -> Tensor:
+    """[n, C, *space] → a view [n, C, *window, *positions] of what the window covers at each position."""
+    n, channels, *space = z.stride()
+    window = [stride * spread for stride, spread in zip(space, module.dilation, strict=True)]
+    steps = [stride * step for stride, step in zip(space, module.stride, strict=True)]
+    shape = (*z.shape[:2], *module.kernel_size, *places)
+    return z.as_strided(shape, (n, channels, *window, *steps), z.storage_offset())
+
+
+def _along_window(pixels: Tensor, axis: int, dims: int, places: int, width: int, step: int, spread: int) -> Tensor:
+    """Sums ``pixels`` [n, *space, *space] over the window's offsets on one axis, both indices moving together."""
+    first, second = 1 + axis, 1 + dims + axis
+
+    def shifted(offset: int) -> Tensor:
+        span = slice(offset * spread, offset * spread + step * (places - 1) + 1, step)
+        index: list[slice] = [slice(None)] * pixels.dim()
+        index[first] = index[second] = span
+        return pixels[tuple(index)]
+
+    total = shifted(0).clone()
+    for offset in range(1, width):
+        total += shifted(offset)
+    return total

@@ -1,0 +1,108 @@
+"""Embedding and EmbeddingBag: a gradient that is rows of a table."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import Contribution, Dense, Rows, working
+from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder, Rule, detached, split_views
+
+
+def refuse_mixing(module: Any, name: str) -> None:
+    """Both kinds have two settings under which examples meet."""
+    if module.scale_grad_by_freq:
+        raise NotPrivate(
+            f"{name}: scale_grad_by_freq divides an example's gradient by how often the whole batch uses a word, "
+            "which mixes examples. Set scale_grad_by_freq=False."
+        )
+    if module.max_norm is not None:
+        raise NotPrivate(
+            f"{name}: max_norm rewrites the rows that a batch uses, without noise: it tells which rows those were. "
+            "Set max_norm=None, or project the whole table after optimizer.step()."
+        )
+
+
+class EmbeddingRule(LayerRule):
+    """y = W[x]; the row ``padding_idx`` gets no gradient."""
+
+    def check(self, module: Any, name: str) -> None:
+        refuse_mixing(module, name)
+
+    def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        dim = recorder.example_dims(module)(0, x)
+        if dim is not None:
+            return x, dim
+        # Positions that all examples share, [1, T] or [T]: looked up once for each example, or the sum of their
+        # gradients would be all that comes back.
+        shared = x if x.dim() > 1 and x.shape[0] == 1 else x.unsqueeze(0)
+        return shared.expand(recorder.rows, *shared.shape[1:]), 0
+
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+        g = working(g)
+        if module.padding_idx is not None:
+            g = torch.where((x == module.padding_idx).unsqueeze(-1), 0, g)
+        entries = x.numel() // max(1, len(x))
+        owner = torch.arange(len(x), device=x.device).repeat_interleave(entries)
+        yield "weight", Rows(owner, x.reshape(-1), g.reshape(-1, g.shape[-1]), len(x), module.num_embeddings, even=True)
+
+
+class EmbeddingBagRule(Rule):
+    """Sums, means or maxima of table rows; a bag is an example, given as [bags, entries] or flat with offsets."""
+
+    parameters = frozenset({"weight"})
+
+    def check(self, module: Any, name: str) -> None:
+        refuse_mixing(module, name)
+
+    def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
+        names = ("input", "offsets", "per_sample_weights")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        index, offsets, weights = (given.get(name) for name in names)
+        with detached(module):
+            output = original(*args, **kwargs)
+        bags = output.shape[0]
+        if bags != recorder.rows:
+            raise NotPrivate(
+                f"{recorder.name_of(module)} (EmbeddingBag) makes {bags} bags for {recorder.rows} examples: "
+                "a bag must be an example, or the examples' gradients cannot be told apart."
+            )
+        if offsets is None:
+            owner = torch.arange(bags, device=index.device).repeat_interleave(index.shape[1])
+        else:
+            # With include_last_offset the last offset closes the last bag and opens none.
+            starts = offsets[:bags]
+            owner = torch.searchsorted(starts, torch.arange(len(index), device=index.device), right=True) - 1
+        flat = index.reshape(-1)
+        kept = torch.ones_like(flat, dtype=torch.bool) if module.padding_idx is None else flat != module.padding_idx
+        share = output.new_ones(len(flat)) if weights is None else weights.detach().reshape(-1)
+        if module.mode == "mean":
+            share = share / share.new_zeros(bags).index_add_(0, owner, kept.to(share))[owner]
+        owner, flat, share = owner[kept], flat[kept], share[kept]
+        views = recorder.views
+
+        def sink(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
+            owner, flat, share = saved
+            g = working(gradient)
+            contribution: Contribution
+            if module.mode == "max":
+                contribution = _of_maxima(module, owner, flat, g, views)
+            else:
+                values = g[owner] * share.to(g).unsqueeze(1)
+                contribution = Rows(owner // views, flat, values, bags // views, module.num_embeddings)
+            recorder.add(module.weight, contribution)
+
+        return recorder.tap(output, sink, owner, flat, share)
+
+
+def _of_maxima(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) -> Contribution:
+    """Each output coordinate's gradient goes to the one row that was largest there."""
+    table = working(module.weight.detach())
+    bags = torch.arange(len(g), device=g.device)
+    starts = torch.searchsorted(owner, bags)
+    largest = torch.embedding_bag(table, index, starts, mode=2)[3]
+    filled = torch.zeros(len(g), device=g.device).index_add_(0, owner, torch.ones_like(owner, dtype=torch.float32)) > 0
+    rows = g.new_zeros(len(g), *table.shape)
+    rows.scatter_(1, largest.clamp(min=0).unsqueeze(1), torch.where(filled.unsqueeze(1), g, 0).unsqueeze(1))
+    return Dense(split_views(rows, views).sum(1))

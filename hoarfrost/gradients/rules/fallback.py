@@ -1,0 +1,62 @@
+"""Any other module that holds parameters: torch.func runs it example by example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import Dense
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples
+
+
+class FallbackRule(Rule):
+    """Each example gets parameters of its own: what arrives at them in the backward pass is its gradient.
+
+    Correct for anything that treats the examples of its inputs alike and independently; it writes every gradient out,
+    [B, *shape], so it costs memory. The module's inner modules run inside it, without rules of their own.
+    """
+
+    recurse = True
+
+    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        flat, structure = tree_flatten((args, kwargs))
+        dims_of = recorder.example_dims(module)
+        tensors = [i for i, item in enumerate(flat) if isinstance(item, Tensor)]
+        dims: list[int | None] = [None] * len(flat)
+        for order, i in enumerate(tensors):
+            dims[i] = dims_of(order, flat[i])
+        name = recorder.name_of(module)
+        if tensors and all(dims[i] is None for i in tensors):
+            raise cannot_tell_examples(name, module, flat[tensors[0]], recorder.rows)
+
+        own: dict[str, Tensor] = {}
+        for key, p in module.named_parameters():
+            if not p.requires_grad:
+                continue
+            copies = p.detach().expand(recorder.rows // recorder.views, *p.shape).requires_grad_()
+            recorder.watch(copies, lambda rows, p=p: recorder.add(p, Dense(rows)))
+            own[key] = copies if recorder.views == 1 else copies.repeat_interleave(recorder.views, 0)
+        if not own:
+            return original(*args, **kwargs)
+        fixed = {key: p.detach() for key, p in module.named_parameters() if key not in own}
+
+        def one_example(parameters: dict[str, Tensor], *items: Any) -> Any:
+            batch_of_one = [item if dim is None else item.unsqueeze(dim) for item, dim in zip(items, dims, strict=True)]
+            inner_args, inner_kwargs = tree_unflatten(batch_of_one, structure)
+            output = functional_call(module, {**fixed, **parameters}, inner_args, inner_kwargs)
+            return tree_map(lambda t: t.squeeze(0) if isinstance(t, Tensor) else t, output)
+
+        try:
+            with recorder.paused():
+                output = vmap(one_example, in_dims=(0, *dims), randomness="different")(own, *flat)
+        except (RuntimeError, ValueError) as error:
+            raise NotPrivate(
+                f"{name} ({type(module).__name__}) has no rule of its own and could not be run example by example "
+                f"({str(error).splitlines()[0]}). Build it from layers that have rules, or make its forward work on a "
+                "batch of one with torch.func.vmap."
+            ) from error
+        return output

@@ -1,0 +1,98 @@
+"""Normalisation layers: a scale and a shift for each feature, so their per-example gradients are simply written out."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import Dense, working
+from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder
+
+
+class LayerNormRule(LayerRule):
+    """Statistics over an example's own trailing dimensions."""
+
+    def normalised(self, module: Any, x: Tensor) -> Tensor:
+        return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+        x, g = working(x), working(g)
+        between = tuple(range(1, g.dim() - len(module.normalized_shape)))
+        if "weight" in live:
+            yield "weight", Dense((g * self.normalised(module, x)).sum(between))
+        if "bias" in live:
+            yield "bias", Dense(g.sum(between))
+
+
+class RMSNormRule(LayerNormRule):
+    """The same without a mean and without a shift."""
+
+    parameters = frozenset({"weight"})
+
+    def normalised(self, module: Any, x: Tensor) -> Tensor:
+        # The layer's own default eps belongs to the input's type, which is not always the type worked in.
+        eps = module.eps if module.eps is not None else torch.finfo(module.weight.dtype).eps
+        return F.rms_norm(x, module.normalized_shape, eps=eps)
+
+
+class GroupNormRule(LayerRule):
+    """Statistics over groups of an example's own channels and their space; a scale and a shift for each channel."""
+
+    def groups(self, module: Any) -> int:
+        count: int = module.num_groups
+        return count
+
+    def statistics(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both [B, K, C]."""
+        groups = self.groups(module)
+        variance, mean = torch.var_mean(x.unflatten(2, (groups, -1)).flatten(3), dim=3, correction=0)
+        size = x.shape[2] // groups
+        return mean.repeat_interleave(size, 2), (variance + module.eps).rsqrt().repeat_interleave(size, 2)
+
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+        x, g = (working(t).reshape(*t.shape[:3], -1) for t in (x, g))
+        shift = g.sum(3)
+        if "weight" in live:
+            # Σ g·(x − mean)/std, from two sums: the normalised input is never written out.
+            product = torch.matmul(g.unsqueeze(3), x.unsqueeze(4)).flatten(3).squeeze(3)
+            mean, inverse = self.statistics(module, x)
+            yield "weight", Dense(((product - shift * mean) * inverse).sum(1))
+        if "bias" in live:
+            yield "bias", Dense(shift.sum(1))
+
+
+class InstanceNormRule(GroupNormRule):
+    """Every channel is a group of its own. Running statistics would carry the data out of the step without noise."""
+
+    def check(self, module: Any, name: str) -> None:
+        if module.track_running_stats:
+            raise NotPrivate(
+                f"{name} ({type(module).__name__}) keeps running statistics of the data, which would leave the step "
+                "without noise. Set track_running_stats=False, or call hoarfrost.make_compatible(model)."
+            )
+
+    def groups(self, module: Any) -> int:
+        count: int = module.num_features
+        return count
+
+
+class BatchNormRule(GroupNormRule):
+    """Only with fixed statistics, in evaluation mode: there it is a scale and a shift like any other."""
+
+    def check(self, module: Any, name: str) -> None:
+        if module.training or module.running_mean is None:
+            raise NotPrivate(
+                f"{name} ({type(module).__name__}) normalises every example by the others in its batch, so no "
+                "example's gradient is its own. Call hoarfrost.make_compatible(model) to put GroupNorm in its place, "
+                "or keep this module in eval() with running statistics that come from public data."
+            )
+
+    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        self.check(module, recorder.name_of(module))  # model.train() may have switched it on since
+        return super().forward(recorder, module, original, args, kwargs)
+
+    def statistics(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = (working(t).to(x).expand(*x.shape[:3]) for t in (module.running_mean, module.running_var))
+        return mean, (variance + module.eps).rsqrt()

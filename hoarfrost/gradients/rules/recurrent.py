@@ -1,0 +1,5 @@
+from hoarfrost.gradients.rules.fallback import FallbackRule
+
+
+class RecurrentRule(FallbackRule):
+    pass

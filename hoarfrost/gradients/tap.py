@@ -1,0 +1,45 @@
+"""The tap: an identity on a layer's output that sees the gradient go by.
+
+A layer runs with its parameters detached, so autograd computes the gradient of its input and nothing for its
+parameters. Everything a tap needs later lives in the autograd graph it sits in: a forward pass without a backward, a
+second forward, an exception in between leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+        ctx.sink = sink
+        ctx.save_for_backward(*inputs)
+        # Not changed, but said to be: an output that is an input would be a view, and `ReLU(inplace=True)` after the
+        # layer would be refused.
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.sink(gradient, ctx.saved_tensors)
+        # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
+        # gradients, and not `torch.autograd.grad` asking for an input's.
+        return gradient, torch.zeros(()), None, *(None for _ in ctx.saved_tensors)
+
+
+def tap(output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+    """``output``, with ``sink(gradient of output, inputs)`` called when the backward pass reaches it.
+
+    ``anchor`` is a leaf that requires a gradient: it keeps the tap in the graph even where nothing before it needs one.
+    """
+    result: Tensor = _Tap.apply(output, anchor, sink, *inputs)
+    return result

@@ -1,0 +1,5 @@
+"""The private optimizer."""
+
+from hoarfrost.optim.private import PrivateOptimizer
+
+__all__ = ["PrivateOptimizer"]

@@ -1,0 +1,101 @@
+"""The private optimizer: noise on the clipped sum, then any torch optimizer's own step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hoarfrost.gradients import Engine
+from hoarfrost.noise import Noise
+
+
+class PrivateOptimizer(Optimizer):
+    """Wraps ``inner``: the same parameter groups and state, so learning-rate schedulers and checkpoints work as ever.
+
+    `step()` releases the logical batch's clipped sum with noise, divided by the expected batch size, as the gradient
+    that ``inner`` then uses. While chunks of a logical batch are still to come it does nothing.
+
+    Guarantees:
+        Every live parameter gets noise of standard deviation noise_multiplier × sensitivity on every coordinate, once a
+        step, whether or not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is
+        called before the noisy gradient exists, and may refuse. A parameter that is not live has no gradient and does
+        not move.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        engine: Engine,
+        noise: Noise,
+        *,
+        parameters: dict[str, nn.Parameter],
+        noise_multiplier: float,
+        expected_batch: float,
+        charge: Callable[[], None],
+    ):
+        # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
+        self.inner, self.engine, self.noise = inner, engine, noise
+        self.parameters = list(parameters.values())
+        self.noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
+        self._charge = charge
+        self._patch_step_function()
+
+    # One set of parameter groups and one state, inner's; a scheduler that replaces an entry replaces it there.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops gradients. Chunks of a logical batch that is still under way are kept."""
+        self.inner.zero_grad(set_to_none)
+        self.engine.batch.discard()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes the private step, if the logical batch is complete."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            released = self.engine.release()
+            if released is not None:
+                self._charge()
+                self._set_gradients(released.sums, math.hypot(*released.sensitivity))
+                self.inner.step()
+        return loss
+
+    def _set_gradients(self, sums: dict[nn.Parameter, Tensor], sensitivity: float) -> None:
+        for p in self.parameters:
+            p.grad = None
+        live = [p for p in self.parameters if p.requires_grad]
+        gradients = [sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in live]
+        self.noise.add_(gradients, [self.noise_multiplier * sensitivity] * len(live))
+        torch._foreach_div_(gradients, self.expected_batch)
+        for p, gradient in zip(live, gradients, strict=True):
+            p.grad = gradient.to(p.dtype)
+
+    def __repr__(self) -> str:
+        return f"Private{self.inner!r}"
+
+
+def _at_least_float32(p: Tensor) -> torch.dtype:
+    return torch.promote_types(p.dtype, torch.float32)

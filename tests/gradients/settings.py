@@ -1,0 +1,261 @@
+"""The settings table: every rule, every odd shape and use. Adding a layer is adding a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model and a batch of its inputs. The loss is a fixed random projection of the output, nonlinear in it."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[], Any]
+    views: int = 1
+    dim: int = 0
+
+
+def floats(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(*shape)
+
+
+def words(*shape: int, vocabulary: int = 11) -> Callable[[], Tensor]:
+    return lambda: torch.randint(vocabulary, shape)
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self, d: int = 5, frozen: bool = False):
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(11, d), nn.Linear(d, d), nn.Linear(d, 11)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(self.embedding(x))))
+
+
+class Twice(nn.Module):
+    """A layer called twice, at other lengths."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class Positions(nn.Module):
+    """Token and position embeddings; positions come as [1, T] (as BERT's) or as [T]."""
+
+    def __init__(self, flat: bool, length: int = 4):
+        super().__init__()
+        self.tokens, self.places, self.out = nn.Embedding(11, 6), nn.Embedding(length, 6), nn.Linear(6, 3)
+        self.flat = flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        return self.out(torch.tanh(self.tokens(x) + self.places(places if self.flat else places[None])))
+
+
+class Bare(nn.Module):
+    """Class token, sliced position table, scales and a temperature, used by a module with children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.table = nn.Parameter(torch.randn(1, 9, 6))
+        self.scale = nn.Parameter(torch.randn(6))
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+        self.patch, self.head = nn.Linear(3, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), self.patch(x)], 1)
+        h = torch.tanh(h + self.table[:, : h.shape[1]])
+        return self.head(h * self.scale) * self.temperature.exp()
+
+
+class Scale(nn.Module):
+    """A leaf module of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.mix = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bti,ij->btj", x * self.w, self.mix)
+
+
+class DoubledLinear(nn.Linear):
+    """A subclass that computes something else than its parent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x) + self.weight.sum()
+
+
+class Bag(nn.Module):
+    """An EmbeddingBag with or without offsets."""
+
+    def __init__(self, offsets: bool = False, **options: Any):
+        super().__init__()
+        self.bag, self.out = nn.EmbeddingBag(11, 4, **options), nn.Linear(4, 3)
+        self.offsets = offsets
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.offsets:
+            return self.out(self.bag(x))
+        return self.out(self.bag(x.reshape(-1), torch.arange(0, x.numel(), x.shape[1])))
+
+
+class Dictionary(nn.Module):
+    """Takes nested inputs by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.numbers = nn.Embedding(11, 4), nn.Linear(3, 4)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        return self.numbers(batch["more"][0]) * self.words(batch["words"]).mean(1)
+
+
+class Residual(nn.Module):
+    """Convolutions whose output gradients are shared between branches, with in-place activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.n, self.out = nn.GroupNorm(2, 4), nn.Linear(4 * 36, 3)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.n(self.a(x)))
+        h = h + self.b(h)
+        return self.out(self.relu(h).flatten(1))
+
+
+class SequenceFirst(nn.Module):
+    """Time first, examples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.out = nn.Embedding(11, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.embedding(x))).mean(0)
+
+
+def frozen(model: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def tall(model: nn.Module, d: int = 60) -> nn.Module:
+    return nn.Sequential(model, nn.Flatten(), nn.LazyLinear(3)) if d else model
+
+
+def conv_row(name: str, layer: Callable[[], nn.Module], *shape: int) -> Setting:
+    return Setting(name, layer, floats(*shape))
+
+
+TABLE = [
+    Setting("linear", lambda: nn.Linear(7, 5), floats(6, 7)),
+    Setting("linear no bias", lambda: nn.Linear(7, 5, bias=False), floats(6, 7)),
+    Setting("linear 3-D (Gram)", lambda: nn.Linear(40, 50), floats(6, 3, 40)),
+    Setting("linear 3-D (written)", lambda: nn.Linear(3, 2), floats(6, 50, 3)),
+    Setting("linear 4-D", lambda: nn.Linear(7, 5), floats(6, 2, 3, 7)),
+    Setting("linear 5-D", lambda: nn.Linear(7, 5), floats(6, 2, 1, 3, 7)),
+    Setting("one example", lambda: nn.Linear(7, 5), floats(1, 7)),
+    Setting("batch as long as the sequence", lambda: nn.Linear(7, 5), floats(4, 4, 7)),
+    Setting("frozen weight", lambda: frozen(nn.Linear(7, 5), "weight"), floats(6, 7)),
+    Setting("frozen bias", lambda: frozen(nn.Linear(7, 5), "bias"), floats(6, 3, 7)),
+    Setting("frozen first layer", lambda: frozen(nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), "0.weight", "0.bias"), floats(6, 7)),
+    Setting("frozen middle layer", lambda: frozen(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 5), nn.Linear(5, 3)), "1.weight", "1.bias"), floats(6, 7)),
+    Setting("in-place relu", lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), floats(6, 7)),
+    Setting("views", lambda: nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), floats(12, 7), views=3),
+    conv_row("conv2d", lambda: nn.Conv2d(3, 4, 3), 6, 3, 8, 7),
+    conv_row("conv2d pixels", lambda: nn.Conv2d(40, 48, 3, padding=1), 6, 40, 4, 4),
+    conv_row("conv2d pixels stride dilation", lambda: nn.Conv2d(40, 48, (3, 2), stride=(2, 1), dilation=(1, 2), padding=(2, 1)), 6, 40, 5, 4),
+    conv_row("conv2d pixels groups", lambda: nn.Conv2d(60, 90, 3, padding=1, groups=3), 5, 60, 3, 4),
+    conv_row("conv2d pixels same", lambda: nn.Conv2d(40, 48, 4, padding="same"), 6, 40, 4, 4),
+    conv_row("conv2d pixels circular", lambda: nn.Conv2d(40, 48, 3, padding=1, padding_mode="circular"), 6, 40, 4, 4),
+    conv_row("conv2d stride", lambda: nn.Conv2d(3, 4, 3, stride=2), 6, 3, 8, 7),
+    conv_row("conv2d stride that leaves a rest", lambda: nn.Conv2d(3, 4, 3, stride=3, padding=1), 6, 3, 9, 10),
+    conv_row("conv2d asymmetric", lambda: nn.Conv2d(3, 4, (3, 2), stride=(1, 2), padding=(2, 0), dilation=(2, 1)), 6, 3, 8, 7),
+    conv_row("conv2d same", lambda: nn.Conv2d(3, 4, 4, padding="same", dilation=2), 6, 3, 8, 7),
+    conv_row("conv2d valid", lambda: nn.Conv2d(3, 4, 4, padding="valid"), 6, 3, 8, 7),
+    conv_row("conv2d reflect", lambda: nn.Conv2d(3, 4, 3, padding=2, padding_mode="reflect"), 6, 3, 8, 7),
+    conv_row("conv2d replicate no bias", lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="replicate", bias=False), 6, 3, 8, 7),
+    conv_row("conv2d groups", lambda: nn.Conv2d(6, 4, 3, groups=2), 6, 6, 8, 7),
+    conv_row("conv2d depthwise", lambda: nn.Conv2d(6, 12, 3, groups=6, padding=1), 6, 6, 8, 7),
+    conv_row("conv2d 1x1", lambda: nn.Conv2d(6, 4, 1), 6, 6, 8, 7),
+    conv_row("conv1d", lambda: nn.Conv1d(3, 4, 3, stride=2, padding=1, dilation=2), 6, 3, 17),
+    conv_row("conv1d same", lambda: nn.Conv1d(3, 4, 4, padding="same"), 6, 3, 17),
+    conv_row("conv1d pixels", lambda: nn.Conv1d(40, 48, 3, padding=1), 6, 40, 5),
+    conv_row("conv3d", lambda: nn.Conv3d(2, 3, (2, 3, 2), stride=(1, 2, 1), padding=(1, 0, 1), groups=1), 6, 2, 4, 5, 6),
+    conv_row("conv3d pixels", lambda: nn.Conv3d(40, 48, 2, padding=1), 4, 40, 2, 2, 2),
+    conv_row("conv transposed", lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1), 6, 3, 5, 4),
+    conv_row("conv transposed groups", lambda: nn.ConvTranspose2d(6, 4, 3, stride=(1, 2), groups=2, dilation=2), 6, 6, 5, 4),
+    conv_row("conv transposed pixels", lambda: nn.ConvTranspose2d(48, 40, 3, padding=1), 6, 48, 4, 4),
+    conv_row("conv1d transposed", lambda: nn.ConvTranspose1d(3, 4, 3, stride=2), 6, 3, 9),
+    conv_row("conv3d transposed", lambda: nn.ConvTranspose3d(3, 2, 2, stride=2), 6, 3, 2, 3, 2),
+    Setting("conv2d views", lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 2)), floats(8, 3, 8, 7), views=2),
+    conv_row("channels last", lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), 6, 3, 8, 7),
+    Setting("residual", Residual, floats(6, 4, 6, 6)),
+    Setting("embedding", lambda: nn.Embedding(11, 4), words(6, 5)),
+    Setting("embedding padding", lambda: nn.Embedding(11, 4, padding_idx=3), words(6, 9)),
+    Setting("embedding 1-D", lambda: nn.Embedding(11, 4), words(6)),
+    Setting("embedding 3-D", lambda: nn.Embedding(11, 4), words(6, 2, 3)),
+    Setting("embedding views", lambda: nn.Embedding(11, 4), words(6, 5), views=2),
+    Setting("bag sum", lambda: Bag(mode="sum"), words(6, 5)),
+    Setting("bag mean", lambda: Bag(mode="mean"), words(6, 5)),
+    Setting("bag mean padding", lambda: Bag(mode="mean", padding_idx=2), words(6, 5)),
+    Setting("bag max", lambda: Bag(mode="max"), words(6, 5)),
+    Setting("bag offsets", lambda: Bag(mode="mean", offsets=True), words(6, 5)),
+    Setting("bag max offsets", lambda: Bag(mode="max", offsets=True), words(6, 5)),
+    Setting("layer norm", lambda: nn.LayerNorm(5), floats(6, 3, 5)),
+    Setting("layer norm 2-D shape", lambda: nn.LayerNorm((3, 5)), floats(6, 2, 3, 5)),
+    Setting("layer norm no bias", lambda: nn.LayerNorm(5, bias=False), floats(6, 5)),
+    Setting("rms norm", lambda: nn.RMSNorm(5), floats(6, 3, 5)),
+    Setting("group norm", lambda: nn.GroupNorm(2, 6), floats(6, 6, 4, 3)),
+    Setting("group norm flat", lambda: nn.GroupNorm(2, 6), floats(6, 6)),
+    Setting("group norm views", lambda: nn.GroupNorm(2, 6), floats(6, 6, 4), views=2),
+    Setting("instance norm", lambda: nn.InstanceNorm2d(3, affine=True), floats(6, 3, 4, 5)),
+    Setting("instance norm 1d", lambda: nn.InstanceNorm1d(3, affine=True), floats(6, 3, 7)),
+    Setting("batch norm with fixed statistics", lambda: nn.BatchNorm2d(3).eval(), floats(6, 3, 4, 5)),
+    Setting("tied embedding and head", Tied, words(6, 4)),
+    Setting("tied, views", Tied, words(6, 4), views=2),
+    Setting("layer called twice", lambda: Twice(nn.Linear(5, 5)), floats(6, 5)),
+    Setting("sequence layer called twice", lambda: Twice(nn.Linear(5, 5)), floats(6, 9, 5)),
+    Setting("convolution called twice", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), floats(6, 3, 6, 5)),
+    Setting("pixel convolution called twice", lambda: Twice(nn.Conv2d(40, 40, 3, padding=1)), floats(4, 40, 4, 3)),
+    Setting("norm called twice", lambda: Twice(nn.LayerNorm(5)), floats(6, 3, 5)),
+    Setting("positions [1, T]", lambda: Positions(flat=False), words(6, 4)),
+    Setting("positions [T]", lambda: Positions(flat=True), words(6, 4)),
+    Setting("positions [T], batch of T", lambda: Positions(flat=True), words(4, 4)),
+    Setting("bare parameters", Bare, floats(6, 5, 3)),
+    Setting("bare parameters, views", Bare, floats(6, 5, 3), views=2),
+    Setting("bare, batch as long as the table", lambda: Bare(), floats(9, 8, 3)),
+    Setting("module of one's own", Scale, floats(6, 3, 5)),
+    Setting("module of one's own, views", Scale, floats(6, 3, 5), views=3),
+    Setting("subclass with a forward of its own", lambda: DoubledLinear(5, 3), floats(6, 5)),
+    Setting("bilinear inside", lambda: Twice(nn.Sequential(Scale(), nn.Linear(3, 5))), floats(6, 3, 5)),
+    Setting("parametrized", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), floats(6, 5)),
+    Setting("dictionary", Dictionary, lambda: {"words": torch.randint(11, (6, 5)), "more": (torch.randn(6, 3),)}),
+    Setting("sequence first", SequenceFirst, words(5, 6), dim=1),
+]  # fmt: skip
+
+
+def projected(output: Tensor) -> Tensor:
+    """One number for each row, from weights that depend on the coordinate alone."""
+    rows = torch.tanh(output.float() if output.dtype in (torch.float16, torch.bfloat16) else output).flatten(1)
+    weights = torch.sin(torch.arange(rows.shape[1], dtype=rows.dtype) * 1.7 + 0.3)
+    return (rows * weights).sum(1) + 0.1 * F.softplus(rows).sum(1)

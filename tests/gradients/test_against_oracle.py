@@ -1,0 +1,55 @@
+"""Every fast rule equals a loop of one-example backwards, with a clipping norm that truly clips."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hoarfrost.clipping import Local
+from hoarfrost.gradients import Engine
+from hoarfrost.sampling import Chunk
+from tests import oracle
+from tests.gradients.settings import TABLE, Setting, projected
+
+
+def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
+    return projected(model(batch)).sum()
+
+
+def fast(model: nn.Module, batch: object, clip_norm: float, setting: Setting, reduction: str = "sum") -> dict[str, torch.Tensor]:
+    names = {p: name for name, p in model.named_parameters()}
+    live = {name: p for p, name in names.items() if p.requires_grad}
+    engine = Engine(model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0)
+    losses = projected(model_output(engine, model, batch, setting))
+    (losses.sum() if reduction == "sum" else losses.mean()).backward()
+    assert all(p.grad is None for p in names)
+    return {names[p]: total for p, total in engine.release().sums.items()}
+
+
+def model_output(engine: Engine, model: nn.Module, batch: object, setting: Setting) -> torch.Tensor:
+    engine.batch.receive(Chunk(examples=oracle._rows(batch, setting.dim) // setting.views, first=True, last=True))
+    return model(batch)
+
+
+@pytest.mark.parametrize("setting", TABLE, ids=lambda s: s.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_clipped_sums_equal_the_oracle(setting: Setting, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    plain = setting.model().to(dtype)
+    batch = cast(setting.inputs(), dtype)
+    per_example = oracle.gradients(plain, batch, total_loss, views=setting.views, dim=setting.dim)
+    clip_norm = oracle.halving_norm(per_example)
+    expected = oracle.clipped_sum(per_example, clip_norm)
+    for reduction in ("sum", "mean"):
+        found = fast(copy.deepcopy(plain), batch, clip_norm, setting, reduction)
+        for name, want in expected.items():
+            got = found.get(name, torch.zeros_like(want))
+            assert got.shape == want.shape
+            torch.testing.assert_close(got, want.to(got.dtype), rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def cast(batch: object, dtype: torch.dtype) -> object:
+    from hoarfrost.nested import map_tensors
+
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)

@@ -1,8 +1,6 @@
 """Per-example norms and clipped sums in one backward pass."""
 
 from hoarfrost.gradients.batch import ClippedSum
-from hoarfrost.gradients.engine import Engine
-from hoarfrost.gradients.engine import Reduction
-from hoarfrost.gradients.engine import detach
+from hoarfrost.gradients.engine import Engine, Reduction, detach
 
 __all__ = ["ClippedSum", "Engine", "Reduction", "detach"]

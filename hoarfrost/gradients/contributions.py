@@ -220,7 +220,8 @@ def rounded_up(squares: Tensor, scale: Tensor) -> Tensor:
 
 
 def _squares(t: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1).square()
+    norms: Tensor = torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1)
+    return norms.square()
 
 
 def _range(part: Contribution, start: int, stop: int) -> Tensor:

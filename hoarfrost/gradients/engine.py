@@ -142,7 +142,7 @@ class Engine:
 
     def _finish_later(self, _: Tensor) -> None:
         # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     @torch.no_grad()
     def _finish(self) -> None:

@@ -84,7 +84,9 @@ def _compare(
         )
 
 
-def _run(model: nn.Module, batch: Any, loss: Any, rows: int, scale: int, first: bool) -> Any:
+def _run(
+    model: nn.Module, batch: Any, loss: Any, rows: int, scale: int, first: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
     """Outputs of all modules by name, and the loss's gradient in the model's output, examples in front."""
     seen: dict[str, Tensor] = {}
     dim = 0 if first else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ class PrivateOptimizer(Optimizer):
         self.parameters = list(parameters.values())
         self.noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
         self._charge = charge
+        self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
+        self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
 
     # One set of parameter groups and one state, inner's; a scheduler that replaces an entry replaces it there.
@@ -69,7 +72,7 @@ class PrivateOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none)
         self.engine.batch.discard()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
         loss = None
         if closure is not None:

@@ -60,7 +60,7 @@ def rule_for(module: nn.Module) -> Rule | None:
     kind = type(module)
     rule = RULES_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
     for known in kind.__mro__:
-        if known in RULES and kind.forward is known.forward:  # type: ignore[attr-defined]
+        if known in RULES and kind.forward is known.forward:
             rule = RULES[known]
             break
     if rule is not None and rule.knows(module):

@@ -45,7 +45,7 @@ class BareRule(Rule):
 class _Followed:
     """A tensor made from parameters alone, and the leaves it was made from."""
 
-    def __init__(self, value: Tensor, leaves: dict[Tensor, Tensor]):
+    def __init__(self, value: Tensor, leaves: dict[nn.Parameter, Tensor]):
         self.value, self.leaves = value, leaves  # leaves: parameter → the detached stand-in that was computed with
 
 
@@ -82,7 +82,7 @@ class _Watch(TorchFunctionMode):
         return result
 
     def _among_parameters(self, func: Any, flat: list[Any], own: list[int], structure: Any) -> Any:
-        leaves: dict[Tensor, Tensor] = {}
+        leaves: dict[nn.Parameter, Tensor] = {}
         for i in own:
             made = self.followed[id(flat[i])]
             leaves |= made.leaves

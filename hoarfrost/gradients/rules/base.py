@@ -81,8 +81,8 @@ class LayerRule(Rule):
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             live = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-            by_example = (split_views(t.movedim(dim, 0), views) for t in (inputs[0], gradient))
-            for name, contribution in self.contributions(module, *by_example, live):
+            x, g = (split_views(t.movedim(dim, 0), views) for t in (inputs[0], gradient))
+            for name, contribution in self.contributions(module, x, g, live):
                 recorder.add(module.get_parameter(name), contribution)
 
         return recorder.tap(output, sink, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class FallbackRule(Rule):
             if not p.requires_grad:
                 continue
             copies = p.detach().expand(recorder.rows // recorder.views, *p.shape).requires_grad_()
-            recorder.watch(copies, lambda rows, p=p: recorder.add(p, Dense(rows)))
+            recorder.watch(copies, partial(_record, recorder, p))
             own[key] = copies if recorder.views == 1 else copies.repeat_interleave(recorder.views, 0)
         if not own:
             return original(*args, **kwargs)
@@ -60,3 +61,7 @@ class FallbackRule(Rule):
                 "batch of one with torch.func.vmap."
             ) from error
         return output
+
+
+def _record(recorder: Recorder, p: nn.Parameter, rows: Tensor) -> None:
+    recorder.add(p, Dense(rows))

@@ -1,5 +1,176 @@
-from hoarfrost.gradients.rules.fallback import FallbackRule
+"""Recurrent layers: nn.RNN, nn.LSTM and nn.GRU, unrolled over time with detached weights.
+
+Shapes in this file are time first, as the layers' own default: T steps, R rows (examples × views), then channels. Every
+weight is a linear map that is used once in each step; its gradients of all steps arrive together, at one tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from hoarfrost.gradients.contributions import Dense, Outer, working
+from hoarfrost.gradients.rules.attention import expect_examples
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples, positions, split_views
+
+State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
 
 
-class RecurrentRule(FallbackRule):
-    pass
+def _tanh(x: Tensor, hidden: Tensor, state: State) -> State:
+    return ((x + hidden).tanh(),)
+
+
+def _relu(x: Tensor, hidden: Tensor, state: State) -> State:
+    return ((x + hidden).relu(),)
+
+
+def _lstm(x: Tensor, hidden: Tensor, state: State) -> State:
+    i, f, g, o = (x + hidden).chunk(4, 1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru(x: Tensor, hidden: Tensor, state: State) -> State:
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = x.chunk(3, 1), hidden.chunk(3, 1)
+    n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+    return (torch.lerp(n, state[0], (z_x + z_h).sigmoid()),)
+
+
+# One step: from the input's and the hidden state's share of the gates, and the state before, to the state after.
+CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
+    "RNN_TANH": _tanh,
+    "RNN_RELU": _relu,
+    "LSTM": _lstm,
+    "GRU": _gru,
+}
+
+
+class RecurrentRule(Rule):
+    """All layers and directions of a recurrent module, on padded or packed sequences."""
+
+    def knows(self, module: Any) -> bool:
+        return set(module._parameters) == set(module._flat_weights_names) and not hasattr(module, "parametrizations")
+
+    def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        source, start = given["input"], given.get("hx")
+        if isinstance(source, PackedSequence):
+            x, lengths = pad_packed_sequence(source)  # in the order in which the examples were before packing
+            if x.shape[1] != recorder.rows:
+                raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+        else:
+            expect_examples(recorder, module, (args, kwargs), source)
+            x = source.transpose(0, 1) if module.batch_first else source
+            lengths = torch.full((x.shape[1],), len(x))
+        states = (start,) if isinstance(start, Tensor) else start or _zeros(module, x)
+        if start is not None:
+            expect_examples(recorder, module, (args, kwargs), *states, dim=1)
+
+        ends: list[State] = []
+        for layer in range(module.num_layers):
+            if layer:
+                x = F.dropout(x, module.dropout, module.training)
+            directions = []
+            for suffix in ("", "_reverse")[: 1 + module.bidirectional]:
+                before = tuple(s[len(ends)] for s in states)
+                outputs, after = _unroll(recorder, module, f"l{layer}{suffix}", x, lengths, before)
+                directions.append(outputs)
+                ends.append(after)
+            x = directions[0] if len(directions) == 1 else torch.cat(directions, 2)
+        hidden = tuple(torch.stack(s) for s in zip(*ends, strict=True))
+        return _like(source, x, lengths, module.batch_first), hidden if module.mode == "LSTM" else hidden[0]
+
+
+def _zeros(module: Any, x: Tensor) -> State:
+    """The initial states that a module takes by default, [layers × directions, R, channels]."""
+    count = module.num_layers * (1 + module.bidirectional)
+    hidden = x.new_zeros(count, x.shape[1], module.proj_size or module.hidden_size)
+    return (hidden, x.new_zeros(count, x.shape[1], module.hidden_size)) if module.mode == "LSTM" else (hidden,)
+
+
+def _like(source: Tensor | PackedSequence, output: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+    """``output`` [T, R, channels] in the layout of the module's input."""
+    if not isinstance(source, PackedSequence):
+        return output.transpose(0, 1) if batch_first else output
+    if source.sorted_indices is not None:
+        order = source.sorted_indices
+        output, lengths = output.index_select(1, order), lengths[order.to(lengths.device)]
+    return source._replace(data=pack_padded_sequence(output, lengths).data)
+
+
+def _unroll(
+    recorder: Recorder, module: Any, name: str, x: Tensor, lengths: Tensor, state: State
+) -> tuple[Tensor, State]:
+    """One direction of one layer: the hidden states [T, R, channels] of all steps, and the state after the last."""
+
+    def parameter(kind: str) -> Any:
+        return getattr(module, f"{kind}_{name}", None)
+
+    steps, rows = x.shape[:2]
+    inputs = _linear(recorder, parameter("weight_ih"), parameter("bias_ih"), x).unbind()
+    recur = _EachStep(recorder, parameter("weight_hh"), parameter("bias_hh"), steps, rows)
+    project = _EachStep(recorder, parameter("weight_hr"), None, steps, rows) if module.proj_size else None
+    shortest = int(lengths.min())
+    running = (torch.arange(steps)[:, None, None] < lengths[:, None]).to(x.device)
+    outputs: list[Any] = [None] * steps
+    for t in reversed(range(steps)) if name.endswith("_reverse") else range(steps):
+        after = CELLS[module.mode](inputs[t], recur(t, state[0]), state)
+        if project is not None:
+            after = (project(t, after[0]), *after[1:])
+        if t >= shortest:
+            # A sequence that is over keeps its state, and one read backwards has not begun: nothing flows back from here.
+            after = tuple(torch.where(running[t], new, old) for new, old in zip(after, state, strict=True))
+        state, outputs[t] = after, after[0]
+    return torch.stack(outputs), state
+
+
+def _linear(recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor) -> Tensor:
+    """x Wᵀ + b for all steps at once."""
+    output = F.linear(x, weight.detach(), None if bias is None else bias.detach())
+    if not _live(weight, bias):
+        return output
+    return recorder.tap(output, lambda g, inputs: _record(recorder, weight, bias, inputs[0], g), x)
+
+
+class _EachStep:
+    """A linear map whose input is known only when its step comes.
+
+    What it adds to Wh, the bias, is laid out for all steps before the first: the gradient that arrives there is that of
+    every step's result. The inputs are noted as they come.
+    """
+
+    def __init__(
+        self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, steps: int, rows: int
+    ):
+        self.weight, self.live = weight.detach().T, _live(weight, bias)
+        # Detached, or the graph would hold on to itself through the tap.
+        seen = self.seen = [weight.new_empty(0)] * steps
+        offset = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+        self.offsets = [offset] * steps
+        if self.live:
+            laid_out = offset.repeat(steps, rows, 1)
+            tapped = recorder.tap(laid_out, lambda g, _: _record(recorder, weight, bias, torch.stack(seen), g))
+            self.offsets = list(tapped.unbind())
+
+    def __call__(self, t: int, h: Tensor) -> Tensor:
+        if self.live:
+            self.seen[t] = h.detach()
+        return torch.addmm(self.offsets[t], h, self.weight)
+
+
+def _live(weight: nn.Parameter, bias: nn.Parameter | None) -> bool:
+    return weight.requires_grad or (bias is not None and bias.requires_grad)
+
+
+def _record(recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, a: Tensor, g: Tensor) -> None:
+    """Adds what a linear map with inputs ``a`` and output gradients ``g`` contributes, both [T, R, channels]."""
+    a, g = (positions(split_views(t.transpose(0, 1), recorder.views)) for t in (a, g))
+    if weight.requires_grad:
+        recorder.add(weight, Outer(a, g))
+    if bias is not None and bias.requires_grad:
+        recorder.add(bias, Dense(working(g).sum(1)))

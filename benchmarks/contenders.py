@@ -1,0 +1,186 @@
+"""The ways to make one training step that are compared.
+
+Constructing a contender is its set-up. ``prepare()`` fetches the batch and is not measured; ``step()`` is:
+forward, backward, clip, noise, update, zero_grad. Clearing the gradients comes last instead of first (in a
+loop that is the same), so that nobody's gradients occupy memory while another contender is measured.
+"""
+
+import importlib.util
+import warnings
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from benchmarks.machine import free_memory
+from benchmarks.workloads import LEARNING_RATE, Workload
+
+CLIP = 1.0
+NOISE_MULTIPLIER = 1.0
+DELTA = 1e-5
+
+
+class Contender(Protocol):
+    """One way to make a training step, set up for a workload."""
+
+    def __init__(self, workload: Workload) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def step(self) -> None: ...
+
+
+class Plain:
+    """PyTorch alone: what everything else is measured in."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.model = workload.build()
+        self.optimizer = SGD(self.model.parameters(), lr=LEARNING_RATE)
+        self.inputs, self.targets = workload.batch()
+
+    def prepare(self) -> None:
+        pass
+
+    def step(self) -> None:
+        F.cross_entropy(self.model(self.inputs), self.targets).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class PlainWithNoise(Plain):
+    """PyTorch that also adds noise to each gradient: no clipping, no privacy, but a share of its cost."""
+
+    def step(self) -> None:
+        F.cross_entropy(self.model(self.inputs), self.targets).backward()
+        deviation = NOISE_MULTIPLIER * CLIP / len(self.targets)
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=deviation)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Hoarfrost:
+    """This library."""
+
+    def __init__(self, workload: Workload) -> None:
+        import hoarfrost
+
+        model = workload.build()
+        self._freeze(model)
+        optimizer = SGD((p for p in model.parameters() if p.requires_grad), lr=LEARNING_RATE)
+        # A data set of exactly one batch is sampled at rate 1: every Poisson batch is the others' batch.
+        self.model, self.optimizer, self.loader = hoarfrost.make_private(
+            model,
+            optimizer,
+            TensorDataset(*workload.batch()),
+            batch_size=workload.batch_size,
+            steps=10_000,
+            noise_multiplier=NOISE_MULTIPLIER,
+            delta=DELTA,
+            clip=hoarfrost.clip.Local(CLIP),
+        )
+        self.batch: tuple[Tensor, Tensor] | None = None
+
+    def _freeze(self, model: nn.Module) -> None:
+        """Leave every layer trainable."""
+
+    def prepare(self) -> None:
+        self.batch = None  # first, so that two batches are never held at once
+        self.batch = next(iter(self.loader))
+
+    def step(self) -> None:
+        assert self.batch is not None
+        inputs, targets = self.batch
+        F.cross_entropy(self.model(inputs), targets).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class HoarfrostHalfFrozen(Hoarfrost):
+    """This library with the lower half of the layers frozen."""
+
+    def _freeze(self, model: nn.Module) -> None:
+        layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
+        for layer in layers[: len(layers) // 2]:
+            layer.requires_grad_(False)
+
+
+class OpacusHooks:
+    """Opacus as it is by default: the gradient of every example is formed and kept."""
+
+    def __init__(self, workload: Workload) -> None:
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+
+        _quiet()
+        inputs, self.targets = workload.batch()
+        self.inputs = workload.per_example(inputs)
+        self.model: Any = GradSampleModule(workload.build())
+        self.optimizer: Any = DPOptimizer(
+            SGD(self.model.parameters(), lr=LEARNING_RATE),
+            noise_multiplier=NOISE_MULTIPLIER,
+            max_grad_norm=CLIP,
+            expected_batch_size=workload.batch_size,
+        )
+        self.criterion: Any = nn.CrossEntropyLoss()
+
+    def prepare(self) -> None:
+        pass
+
+    def step(self) -> None:
+        self.criterion(self.model(*self.inputs), self.targets).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class OpacusGhost(OpacusHooks):
+    """Opacus with ghost clipping: norms in a first backward pass, the clipped sum in a second."""
+
+    def __init__(self, workload: Workload) -> None:
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+        _quiet()
+        inputs, self.targets = workload.batch()
+        self.inputs = workload.per_example(inputs)
+        self.model = GradSampleModuleFastGradientClipping(workload.build(), max_grad_norm=CLIP)
+        self.optimizer = DPOptimizerFastGradientClipping(
+            SGD(self.model.parameters(), lr=LEARNING_RATE),
+            noise_multiplier=NOISE_MULTIPLIER,
+            max_grad_norm=CLIP,
+            expected_batch_size=workload.batch_size,
+        )
+        self.criterion = DPLossFastGradientClipping(self.model, self.optimizer, nn.CrossEntropyLoss())
+
+
+def _quiet() -> None:
+    # Opacus hooks the first layer, whose input needs no gradient; torch warns of that at every step.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+
+def unavailable(name: str, workload: Workload) -> str | None:
+    """Why this contender cannot run here, or None if it can."""
+    if name.startswith("opacus") and importlib.util.find_spec("opacus") is None:
+        return "Opacus is not installed; pip install 'hoarfrost[bench]' brings it"
+    if name == "opacus-hooks":
+        # Its per-example gradients, and as much again while they are formed and summed.
+        needed = 2 * 4 * workload.batch_size * workload.parameters()
+        free = free_memory()
+        if free is not None and needed > free:
+            return f"its gradients need some {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+    return None
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    "plain": Plain,
+    "plain+noise": PlainWithNoise,
+    "hoarfrost": Hoarfrost,
+    "hoarfrost-frozen": HoarfrostHalfFrozen,
+    "opacus-hooks": OpacusHooks,
+    "opacus-ghost": OpacusGhost,
+}

@@ -1,0 +1,10 @@
+"""What training costs: releases as data, the epsilon they spend, and the noise or the steps that a budget allows."""
+
+from hoarfrost.budget.accountant import Accountant as Accountant
+from hoarfrost.budget.accountant import epsilon as epsilon
+from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier
+from hoarfrost.budget.calibration import steps as steps
+from hoarfrost.budget.events import Event as Event
+from hoarfrost.budget.events import Gaussian as Gaussian
+from hoarfrost.budget.readout import Readout as Readout
+from hoarfrost.budget.statement import Statement as Statement

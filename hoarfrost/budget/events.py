@@ -1,0 +1,117 @@
+"""Releases as data. An event says what was released and how noisily; what that costs is worked out elsewhere."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Protocol, runtime_checkable
+
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+
+from hoarfrost.errors import InvalidValue
+from hoarfrost.validate import finite, not_negative, rate, whole
+
+# Accountants square the noise multiplier. Less noise than this hides nothing; of more than this, what is beyond counts
+# for nothing, which can only overstate the cost.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e9
+
+
+@runtime_checkable
+class Event(Protocol):
+    """One release, or several of a kind. ``str(event)`` describes it to a person."""
+
+    def dp_event(self) -> DpEvent:
+        """The release in dp-accounting's terms, for neighbours that differ by adding or removing one example."""
+        ...
+
+    def as_dict(self) -> dict[str, object]:
+        """The release as JSON can hold it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """`steps` sums over Poisson-sampled examples, each released with Gaussian noise.
+
+    In every step each example takes part independently with probability `sample_rate` (q), and moves the sum by at
+    most the sensitivity; the noise has standard deviation `noise_multiplier` (σ) times that sensitivity.
+
+    >>> print(Gaussian(noise_multiplier=1.5, sample_rate=0.02, steps=2000))
+    2000 steps at sampling rate 0.02 with noise multiplier 1.5
+    """
+
+    noise_multiplier: float
+    sample_rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        finite(noise_multiplier=self.noise_multiplier)
+        not_negative(noise_multiplier=self.noise_multiplier)
+        rate(sample_rate=self.sample_rate)
+        if type(self.steps) is not int or self.steps != 0:  # nothing released yet is a fair thing to describe
+            whole(steps=self.steps)
+
+    def dp_event(self) -> DpEvent:
+        """The release in dp-accounting's terms."""
+        if self.steps == 0:
+            return NoOpDpEvent()
+        step = GaussianDpEvent(min(float(self.noise_multiplier), MOST_NOISE))
+        if self.sample_rate < 1:
+            step = PoissonSampledDpEvent(float(self.sample_rate), step)
+        return SelfComposedDpEvent(step, self.steps)
+
+    def as_dict(self) -> dict[str, object]:
+        """The release as JSON can hold it.
+
+        >>> Gaussian(noise_multiplier=1.5).as_dict()
+        {'kind': 'gaussian', 'noise_multiplier': 1.5, 'sample_rate': 1.0, 'steps': 1}
+        """
+        return {"kind": "gaussian", **asdict(self)}
+
+    def __str__(self) -> str:
+        count = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        sampling = "on all examples" if self.sample_rate == 1 else f"at sampling rate {self.sample_rate:.6g}"
+        return f"{count} {sampling} with noise multiplier {self.noise_multiplier:.6g}"
+
+
+def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:
+    """One event or many, as a tuple; anything else is refused."""
+    several = (events,) if isinstance(events, Event) else tuple(events) if isinstance(events, Iterable) else None
+    if several is None or not all(isinstance(event, Event) for event in several):
+        raise InvalidValue(f"events must be one release or several, such as Gaussian(...), got {events!r}")
+    return several
+
+
+def mechanisms(events: Iterable[Event]) -> Counter[DpEvent]:
+    """How often each single mechanism runs; order is irrelevant to what they cost, so equal ones are counted together."""
+    total: Counter[DpEvent] = Counter()
+    for event in events:
+        for mechanism, times in _single(event.dp_event(), 1):
+            total[mechanism] += times
+    return total
+
+
+def noiseless(mechanism: DpEvent) -> bool:
+    """Whether the mechanism releases its input as it is, or as good as."""
+    while isinstance(mechanism, PoissonSampledDpEvent):
+        mechanism = mechanism.event
+    return isinstance(mechanism, NonPrivateDpEvent) or getattr(mechanism, "noise_multiplier", 1.0) < LEAST_NOISE
+
+
+def _single(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
+    if isinstance(event, NoOpDpEvent) or times == 0:
+        return
+    if isinstance(event, SelfComposedDpEvent):
+        yield from _single(event.event, times * event.count)
+    elif isinstance(event, ComposedDpEvent):
+        for part in event.events:
+            yield from _single(part, times)
+    else:
+        yield event, times

@@ -1,0 +1,99 @@
+"""What may be said about a run: epsilon together with everything without which the number means nothing."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+
+from hoarfrost.budget.accountant import Accountant, check_accountant
+from hoarfrost.budget.accountant import epsilon as epsilon_of
+from hoarfrost.budget.events import Event, gathered
+from hoarfrost.validate import not_negative, probability
+
+SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Epsilon, delta, how they were computed, and for what.
+
+    >>> from hoarfrost.budget import Gaussian
+    >>> print(Statement.of(Gaussian(noise_multiplier=1.54, sample_rate=0.02, steps=2000), delta=1e-5))
+    epsilon 2.754 at delta 1e-05 (pld accountant)
+    for one example: add or remove one
+    2000 steps at sampling rate 0.02 with noise multiplier 1.54
+    """
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    releases: tuple[Event, ...]
+    seeded: bool = False
+    relation: str = "add or remove one"
+    unit: str = "one example"
+
+    def __post_init__(self) -> None:
+        not_negative(epsilon=self.epsilon)
+        probability(delta=self.delta)
+        check_accountant(self.accountant)
+
+    @classmethod
+    def of(
+        cls,
+        events: Event | Iterable[Event],
+        delta: float,
+        accountant: Accountant = "pld",
+        *,
+        seeded: bool = False,
+        unit: str = "one example",
+    ) -> "Statement":
+        """The statement about these releases."""
+        releases = gathered(events)
+        return cls(
+            epsilon=epsilon_of(releases, delta, accountant),
+            delta=delta,
+            accountant=accountant,
+            releases=releases,
+            seeded=seeded,
+            unit=unit,
+        )
+
+    @property
+    def private(self) -> bool:
+        """Whether epsilon is finite."""
+        return math.isfinite(self.epsilon)
+
+    def lines(self) -> tuple[str, ...]:
+        """The statement in words. Epsilon is rounded up."""
+        if self.private:
+            first = f"epsilon {_rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant} accountant)"
+        else:
+            first = "not private (no noise)"
+        warning = (SEEDED,) if self.seeded else ()
+        return (first, *warning, f"for {self.unit}: {self.relation}", *map(str, self.releases))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def as_dict(self) -> dict[str, object]:
+        """The statement as JSON can hold it, which knows no infinity: epsilon is null if nothing is private.
+
+        >>> facts = Statement(epsilon=float("inf"), delta=1e-5, accountant="pld", releases=()).as_dict()
+        >>> facts["epsilon"], facts["private"]
+        (None, False)
+        """
+        return {
+            "epsilon": self.epsilon if self.private else None,
+            "private": self.private,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "relation": self.relation,
+            "unit": self.unit,
+            "seeded": self.seeded,
+            "warning": SEEDED if self.seeded else None,
+            "releases": [event.as_dict() for event in self.releases],
+        }
+
+
+def _rounded_up(epsilon: float) -> str:
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))):g}"

@@ -1,0 +1,233 @@
+"""Gaussian noise for the releases, from a cryptographic generator."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoarfrost import validate, workers
+from hoarfrost.errors import InvalidValue
+from hoarfrost.noise import chacha
+from hoarfrost.noise.boxmuller import WORD, box_muller
+from hoarfrost.noise.keystream import SPARE, Keystream
+
+CPU_CHUNK = 1 << 17
+"""Numbers made at a time by one CPU thread: few enough for its cache, enough to hide the cost of a call."""
+
+DEVICE_CHUNK = 1 << 22
+"""Numbers made at a time elsewhere: enough to fill the device, few enough to bound the scratch memory."""
+
+
+class Noise:
+    """Adds independent Gaussian noise to tensors, on the device where they are.
+
+    The random bits are AES-256 in counter mode on a CPU and ChaCha20 on any other device, under a secret key
+    from the operating system.
+
+    Args:
+        seed: makes the noise repeatable, for experiments only. The same seed, tensors and standard deviations
+            give the same noise, whatever the number of threads.
+
+    Guarantees:
+        Every element of every tensor gets its own number; none is used twice over the life of this object.
+        Whoever does not hold the key cannot tell the bits from fair coins. A tail is cut at 6.66 standard
+        deviations for float32, 9.42 for float64. Noise is rounded as floating-point numbers are: the argument
+        of privacy is made for real numbers, as everywhere in the field. How much noise is needed is the
+        caller's to say.
+
+    >>> noise = Noise()
+    >>> gradient = torch.zeros(3, 4)
+    >>> noise.add_([gradient], [0.5])
+    >>> bool((gradient != 0).all())
+    True
+    """
+
+    def __init__(self, seed: int | None = None, *, _chacha: bool = False) -> None:
+        self._stream = Keystream("noise", seed)
+        self._chacha = _chacha  # also on the CPU, so that it can be tested without a GPU
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise can be repeated by whoever knows the seed."""
+        return self._stream.seeded
+
+    @property
+    def draws(self) -> int:
+        """How many calls are behind us."""
+        return self._stream.draws
+
+    def skip_to(self, draw: int) -> None:
+        """Continue a seeded run where it was left: the next call is number `draw`. Going back is refused."""
+        self._stream.skip_to(draw)
+
+    def add_(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
+        """Add N(0, std²) to every element, in place; a standard deviation of 0 leaves its tensor untouched.
+
+        All tensors together are one draw: many small tensors cost little more than one large one of their
+        total size.
+
+        Args:
+            tensors: floating, of any shape, layout and device, not overlapping. Half precision takes float32
+                noise.
+            stds: one standard deviation per tensor.
+        """
+        draw = self._stream.next_draw()
+        numbers = count()
+        jobs: list[Callable[[], None]] = []
+        afterwards: list[tuple[Tensor, Tensor]] = []
+        for (device, dtype), pieces in _by_kind(tensors, stds, afterwards).items():
+            on_cpu = device.type == "cpu" and not self._chacha
+            add = (
+                partial(_add_aes, self._stream)
+                if on_cpu
+                else partial(_add_chacha, self._stream.subkey("chacha"))
+            )
+            for parts in _chunks(pieces, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
+                job = partial(add, draw, next(numbers), dtype, parts)
+                jobs.append(job) if on_cpu else job()
+        workers.run(jobs)
+        for tensor, noise in afterwards:
+            tensor.detach().add_(noise)
+
+    def standard(
+        self, shape: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """A new tensor of N(0, 1) numbers.
+
+        >>> Noise(seed=1).standard((2, 3)).shape
+        torch.Size([2, 3])
+        """
+        out = torch.zeros(tuple(shape), device=device, dtype=dtype)
+        self.add_([out], [1.0])
+        return out
+
+
+class _Piece(NamedTuple):
+    """A tensor laid out flat, or the part of it from `start` to `stop`."""
+
+    flat: Tensor
+    start: int
+    stop: int
+    std: float
+
+
+def _by_kind(
+    tensors: Sequence[Tensor], stds: Sequence[float], afterwards: list[tuple[Tensor, Tensor]]
+) -> dict[tuple[torch.device, torch.dtype], list[_Piece]]:
+    """The tensors as flat pieces, by device and by the precision of their noise.
+
+    A tensor with gaps gets its noise in a buffer of its own: the pair of them goes to `afterwards`.
+    """
+    if len(tensors) != len(stds):
+        raise InvalidValue(
+            f"every tensor needs its standard deviation: got {len(tensors)} tensors, {len(stds)} stds"
+        )
+    kinds: dict[tuple[torch.device, torch.dtype], list[_Piece]] = {}
+    for tensor, std in zip(tensors, stds, strict=True):
+        validate.not_negative(std=std)
+        validate.finite(std=std)
+        if not tensor.is_floating_point():
+            raise InvalidValue(f"noise needs a tensor of real floating-point numbers, got {tensor.dtype}")
+        if std == 0 or tensor.numel() == 0:
+            continue
+        flat = _flat(tensor.detach())
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        if flat is None:
+            buffer = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+            afterwards.append((tensor, buffer))
+            flat = buffer.view(-1)
+        kinds.setdefault((tensor.device, dtype), []).append(_Piece(flat, 0, flat.numel(), std))
+    for pieces in kinds.values():
+        _refuse_overlap(pieces)
+    return kinds
+
+
+def _flat(tensor: Tensor) -> Tensor | None:
+    """A flat view, whatever the order of the dimensions in memory; None for a tensor with gaps."""
+    outermost_first = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    in_memory_order = tensor.permute(outermost_first)
+    return in_memory_order.view(-1) if in_memory_order.is_contiguous() else None
+
+
+def _refuse_overlap(pieces: list[_Piece]) -> None:
+    """Threads that add to the same memory at once would lose noise."""
+    spans = sorted(
+        (p.flat.data_ptr(), p.flat.data_ptr() + p.flat.numel() * p.flat.element_size()) for p in pieces
+    )
+    if any(start < previous_stop for (_, previous_stop), (start, _) in pairwise(spans)):
+        raise InvalidValue("two of the tensors share memory (tied weights?): pass each tensor once")
+
+
+def _chunks(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
+    """The pieces as one long stream, cut every `size` elements."""
+    parts: list[_Piece] = []
+    room = size
+    for flat, start, stop, std in pieces:
+        while start < stop:
+            taken = min(room, stop - start)
+            parts.append(_Piece(flat, start, start + taken, std))
+            start += taken
+            room -= taken
+            if room == 0:
+                yield parts
+                parts, room = [], size
+    if parts:
+        yield parts
+
+
+class _Scratch(threading.local):
+    """Each thread's buffers for one chunk, kept from call to call: fresh pages cost as much as arithmetic."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[torch.dtype, tuple[bytearray, Tensor, Tensor, Tensor]] = {}
+
+    def of(self, dtype: torch.dtype) -> tuple[bytearray, Tensor, Tensor, Tensor]:
+        """Raw bytes, the same bytes as words, scratch numbers, finished numbers."""
+        if dtype not in self.buffers:
+            raw = bytearray(CPU_CHUNK * dtype.itemsize + SPARE)
+            words = torch.frombuffer(raw, dtype=WORD[dtype], count=CPU_CHUNK)
+            self.buffers[dtype] = (
+                raw,
+                words,
+                torch.empty(CPU_CHUNK, dtype=dtype),
+                torch.empty(CPU_CHUNK, dtype=dtype),
+            )
+        return self.buffers[dtype]
+
+
+_scratch = _Scratch()
+
+
+def _add_aes(stream: Keystream, draw: int, number: int, dtype: torch.dtype, parts: list[_Piece]) -> None:
+    even = _even(parts)
+    raw, words, scratch, normals = _scratch.of(dtype)
+    stream.fill(raw, even * dtype.itemsize, draw, number)
+    box_muller(words[:even], scratch[:even], normals[:even])
+    _add(parts, normals)
+
+
+def _add_chacha(key: bytes, draw: int, number: int, dtype: torch.dtype, parts: list[_Piece]) -> None:
+    even = _even(parts)
+    words = chacha.words(key, draw, number, even * dtype.itemsize // 4, parts[0].flat.device).view(
+        WORD[dtype]
+    )
+    normals = torch.empty(even, dtype=dtype, device=words.device)
+    box_muller(words, torch.empty_like(normals), normals)
+    _add(parts, normals)
+
+
+def _even(parts: list[_Piece]) -> int:
+    """How many numbers the parts need, rounded up: they are made in pairs."""
+    total = sum(part.stop - part.start for part in parts)
+    return total + total % 2
+
+
+def _add(parts: list[_Piece], normals: Tensor) -> None:
+    at = 0
+    for flat, start, stop, std in parts:
+        flat[start:stop].add_(normals[at : at + stop - start], alpha=std)
+        at += stop - start

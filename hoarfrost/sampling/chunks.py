@@ -1,0 +1,52 @@
+"""Logical batches cut into chunks that fit in memory."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hoarfrost.noise import Keystream
+from hoarfrost.sampling.poisson import Poisson
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A part of a logical batch, as it is handed to the training loop.
+
+    Args:
+        examples: how many examples it holds (each of them `views` rows). Private: nothing may be divided by
+            it.
+        first: it opens its logical batch.
+        last: it completes it: the optimizer's next step is a real one.
+    """
+
+    examples: int
+    first: bool
+    last: bool
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """One iteration's batches, in order: drawn when asked for, remembered until they are handed over.
+
+    A DataLoader with workers asks ahead of what it hands over, so the two ends are apart: `__iter__` is the
+    end that is asked, `waiting` the end that hands over. Chunks without examples are in `waiting` only.
+    """
+
+    poisson: Poisson
+    stream: Keystream
+    steps: int
+    chunk_examples: int | None
+    views: int
+    waiting: deque[Chunk] = field(default_factory=deque)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(self.steps):
+            examples = self.poisson.draw(self.stream).tolist()
+            most = self.chunk_examples or max(1, len(examples))
+            for start in range(0, max(1, len(examples)), most):
+                part = examples[start : start + most]
+                self.waiting.append(
+                    Chunk(examples=len(part), first=start == 0, last=start + most >= len(examples))
+                )
+                if part:
+                    yield [index for index in part for _ in range(self.views)]

@@ -1,0 +1,194 @@
+"""Poisson batches from a torch Dataset or DataLoader."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hoarfrost import validate
+from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
+from hoarfrost.nested import map_tensors
+from hoarfrost.noise import Keystream
+from hoarfrost.sampling.chunks import Chunk, Plan
+from hoarfrost.sampling.empty import empty_batch
+from hoarfrost.sampling.source import loader_settings, poisson_of
+
+_END = object()
+
+
+class PoissonLoader:
+    """Iterates like a DataLoader; every batch is a Poisson sample of the whole data set.
+
+    An iteration is one epoch: the steps between two epoch boundaries (`Poisson.epoch_boundary`), so that the
+    epochs of a run add up to the right number of steps although 1/q is seldom whole. Epochs count on from one
+    iteration to the next, and the run ends at `steps` batches exactly, if need be within an epoch.
+
+    **Batches may be empty.** They are yielded like any other, with zero rows: the step that follows releases
+    noise and was paid for. **Batches may be large**: with `max_physical_batch` a logical batch comes as
+    several chunks.
+
+    **Breaking off.** A logical batch counts as drawn (`steps_drawn`) when its last chunk is handed over.
+    `break` leaves nothing behind: what had been drawn ahead is forgotten, an incomplete batch does not count,
+    no later batch has anything to do with it, and the next iteration is the next epoch, opening with a new
+    batch. The broken epoch's missing steps stay unspent, so a run may take more epochs than planned, never
+    more steps. Only one iteration is alive at a time: a new one ends the one before, whose iterator then
+    refuses to go on.
+
+    Args:
+        data: a map-style Dataset, or a DataLoader, which lends its dataset, collate function and worker
+            settings.
+        batch_size: the expected batch. A DataLoader's own is taken if neither this nor `sample_rate` is
+            given.
+        sample_rate: q, instead of `batch_size`.
+        steps: how many batches the whole run may have; None for no limit.
+        max_physical_batch: the most rows (examples x views) in one chunk.
+        views: how often each drawn example is fetched, in neighbouring rows: random augmentation differs each
+            time.
+        batch_first: where the examples lie in a batch's tensors; see `empty_batch`.
+        seed: makes the batches repeatable, whatever the number of workers; for experiments only.
+        on_chunk: called with a `Chunk` in this process, right before that chunk is yielded.
+
+    Guarantees:
+        Each record is in each batch with probability q, independently (see `Poisson`, which also makes the
+        accounting
+        event: `loader.poisson.event(...)`). At most `steps` logical batches are ever completed. No batch is
+            dropped
+        for being empty, none is cut for being large, and workers that run ahead change neither.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> loader = PoissonLoader(TensorDataset(torch.arange(100)), batch_size=20, steps=8, seed=1)
+    >>> [len(rows) for (rows,) in loader]
+    [15, 23, 13, 19, 24]
+    >>> len(loader)
+    3
+    """
+
+    def __init__(
+        self,
+        data: Dataset | DataLoader,
+        *,
+        batch_size: float | None = None,
+        sample_rate: float | None = None,
+        steps: int | None = None,
+        max_physical_batch: int | None = None,
+        views: int = 1,
+        batch_first: bool = True,
+        seed: int | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
+    ) -> None:
+        validate.whole(views=views)
+        if steps is not None:
+            validate.whole(steps=steps)
+        if max_physical_batch is not None:
+            validate.whole(max_physical_batch=max_physical_batch)
+            if max_physical_batch < views:
+                raise InvalidValue(
+                    f"max_physical_batch={max_physical_batch} cannot hold the {views} views of one "
+                    f"example, which stay together: allow at least {views}"
+                )
+        self.poisson = poisson_of(data, batch_size, sample_rate)
+        self.dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        self.steps = steps
+        self.steps_drawn = 0
+        self.max_physical_batch = max_physical_batch
+        self.views = views
+        self.batch_first = batch_first
+        self.on_chunk = on_chunk
+        self._epoch = 0
+        self._stream = Keystream("sampling", seed)
+        self._plan: Plan | None = None
+        # One DataLoader for the whole run, so that persistent workers persist; each iteration has a plan.
+        self._loader: DataLoader = DataLoader(
+            self.dataset, batch_sampler=_Current(lambda: self._plan or ()), **loader_settings(data)
+        )
+
+    def __len__(self) -> int:
+        """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks."""
+        if self.max_physical_batch is not None:
+            raise TypeError("how many chunks an epoch has is not known before its batches are drawn")
+        return self._coming_steps()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_if_spent()
+        return self._one_epoch()
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the batches can be repeated by whoever knows the seed."""
+        return self._stream.seeded
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the run is. An epoch that has begun counts as used: no batch is repeated after a restart."""
+        return {"epoch": self._epoch, "steps_drawn": self.steps_drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another process was, at its next epoch. Going back is refused: it repeats batches."""
+        if state["epoch"] < self._epoch or state["steps_drawn"] < self.steps_drawn:
+            raise InvalidValue(f"the run is at {self.state_dict()} already and cannot go back to {state}")
+        self._epoch, self.steps_drawn, self._plan = state["epoch"], state["steps_drawn"], None
+
+    def _coming_steps(self) -> int:
+        whole_epoch = self.poisson.epoch_boundary(self._epoch + 1) - self.poisson.epoch_boundary(self._epoch)
+        return whole_epoch if self.steps is None else min(whole_epoch, self.steps - self.steps_drawn)
+
+    def _refuse_if_spent(self) -> None:
+        if self.steps is not None and self.steps_drawn >= self.steps:
+            raise BudgetSpent(
+                f"all {self.steps} steps of this run are drawn: further batches would cost privacy that was "
+                "not planned for. Stop the loop here, or plan the run with more steps at the start"
+            )
+
+    def _one_epoch(self) -> Iterator[Any]:
+        self._refuse_if_spent()
+        plan = Plan(
+            poisson=self.poisson,
+            stream=self._stream,
+            steps=self._coming_steps(),
+            chunk_examples=self.max_physical_batch and self.max_physical_batch // self.views,
+            views=self.views,
+        )
+        # An epoch has draw numbers of its own: how far workers ran ahead in the one before must not matter.
+        self._stream.skip_to(self._epoch << 32)
+        self._epoch += 1
+        self._plan = plan
+        batches = iter(self._loader)
+        while True:
+            self._refuse_if_superseded(plan)
+            batch = next(batches, _END)
+            while plan.waiting and plan.waiting[0].examples == 0:
+                self._hand_over(plan)
+                yield map_tensors(torch.clone, self._empty)
+            if batch is _END:
+                return
+            self._hand_over(plan)
+            yield batch
+
+    def _hand_over(self, plan: Plan) -> None:
+        self._refuse_if_superseded(plan)
+        chunk = plan.waiting.popleft()
+        if self.on_chunk is not None:
+            self.on_chunk(chunk)
+        self.steps_drawn += chunk.last
+
+    def _refuse_if_superseded(self, plan: Plan) -> None:
+        if self._plan is not plan:
+            raise NotPrivate(
+                "this iteration of the loader was ended by a later one: the chunks of two batches would mix. "
+                "Iterate over a PoissonLoader once at a time"
+            )
+
+    @cached_property
+    def _empty(self) -> Any:
+        return empty_batch(self._loader.collate_fn, self.dataset[0], self.batch_first)
+
+
+class _Current:
+    """The DataLoader's batch sampler: at each iteration, the plan of that iteration."""
+
+    def __init__(self, plan: Callable[[], Any]) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._plan())

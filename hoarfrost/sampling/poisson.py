@@ -1,0 +1,99 @@
+"""Poisson sampling: what it draws and what it costs, from one object."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.noise import Keystream
+
+if TYPE_CHECKING:
+    from hoarfrost.budget import Gaussian
+
+_CHUNK = 1 << 16  # records decided at a time; a chunk of the keystream holds 8 bytes for each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Every record is in a step's batch with probability q, independently of other records and other steps.
+
+    Args:
+        sample_rate: q, in (0, 1].
+        size: N, the number of records.
+
+    Guarantees:
+        The sampler and the event that accounts for it come from this one object, so they cannot disagree. A
+        record's inclusion is the comparison of 64 fresh bits of a cryptographic keystream with q·2^64: its
+        probability is q itself, or less than q by under 2^-64 where q has finer bits than that. Nothing is
+        rounded to a batch size.
+
+    >>> sampling = Poisson(sample_rate=0.1, size=99)
+    >>> round(sampling.expected_batch, 10)
+    9.9
+    >>> sampling.draw(Keystream("example", seed=0)).dtype
+    dtype('int64')
+    """
+
+    sample_rate: float
+    size: int
+
+    def __post_init__(self) -> None:
+        validate.rate(sample_rate=self.sample_rate)
+        validate.whole(size=self.size)
+
+    @classmethod
+    def of_batch(cls, batch_size: float, size: int) -> "Poisson":
+        """The rate at which `batch_size` of `size` records are expected.
+
+        >>> Poisson.of_batch(10, size=99).sample_rate == 10 / 99
+        True
+        """
+        validate.positive(batch_size=batch_size)
+        validate.whole(size=size)
+        if batch_size > size:
+            raise InvalidValue(
+                f"batch_size {batch_size} is more than the {size} records there are: a record takes part "
+                f"at most once in a step, so choose a batch_size of at most {size}"
+            )
+        return cls(sample_rate=batch_size / size, size=size)
+
+    @property
+    def expected_batch(self) -> float:
+        """q·N: a real number and a public constant, which a clipped sum is divided by."""
+        return self.sample_rate * self.size
+
+    def epoch_boundary(self, epochs: float) -> int:
+        """The number of steps, to the nearest, in which `epochs` passes over the data are expected.
+
+        Epoch e (from 0) consists of the steps from `epoch_boundary(e)` to `epoch_boundary(e + 1)`, so that
+        epochs differ by a step when 1/q is not whole, and no step is lost however many there are.
+
+        >>> thirds = Poisson(sample_rate=0.3, size=10)
+        >>> [thirds.epoch_boundary(e) for e in range(5)]
+        [0, 3, 7, 10, 13]
+        """
+        validate.not_negative(epochs=epochs)
+        return round(epochs / self.sample_rate)
+
+    def event(self, noise_multiplier: float, steps: int) -> "Gaussian":
+        """What `steps` Gaussian releases from such batches cost."""
+        from hoarfrost.budget import Gaussian  # here, because a sampler is wanted where no accounting is
+
+        return Gaussian(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, steps=steps)
+
+    def draw(self, stream: Keystream) -> npt.NDArray[np.int64]:
+        """One step's records: indices in ascending order, possibly none. Takes the stream's next draw."""
+        draw = stream.next_draw()
+        if self.sample_rate == 1:
+            return np.arange(self.size, dtype=np.int64)
+        threshold = np.uint64(int(math.ldexp(self.sample_rate, 64)))
+        found = []
+        for chunk, start in enumerate(range(0, self.size, _CHUNK)):
+            records = min(_CHUNK, self.size - start)
+            words = np.frombuffer(stream.read(8 * records, draw, chunk), dtype="<u8")
+            found.append(np.flatnonzero(words < threshold) + start)
+        return np.concatenate(found).astype(np.int64, copy=False)

@@ -79,6 +79,10 @@ class Engine:
         """The module's name in the model."""
         return self._names[module]
 
+    def trains(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
+        return parameter.requires_grad and parameter in self._group
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 
@@ -152,7 +156,7 @@ class Engine:
         examples = next(iter(captured.values()))[0].examples
         if self.batch.cover(examples).examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        uses = {p: combine(parts) for p, parts in captured.items() if p in self._group and p.requires_grad}
+        uses = {p: combine(parts) for p, parts in captured.items()}
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
         norms = self._norms(uses, examples).mul_(scale)

@@ -40,11 +40,13 @@ class ByRule(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
+        if engine.shapes is not None or engine.active:
+            self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
         if engine.shapes is not None:
             engine.shapes.record(self.module, args, kwargs)
             if not self.rule.runs_in_probe:
                 return self.original(*args, **kwargs)
-        elif not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
+        elif not engine.active or not any(map(engine.trains, self.module.parameters(self.rule.recurse))):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
 

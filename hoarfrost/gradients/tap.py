@@ -30,10 +30,11 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.sink(gradient, ctx.saved_tensors)
+        inputs = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        ctx.sink(gradient, inputs)
         # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
         # gradients, and not `torch.autograd.grad` asking for an input's.
-        return gradient, torch.zeros(()), None, *(None for _ in ctx.saved_tensors)
+        return gradient, torch.zeros(()), None, *(None for _ in inputs)
 
 
 def tap(output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:

@@ -26,6 +26,9 @@ class Recorder(Protocol):
     def name_of(self, module: nn.Module) -> str:
         """The module's name in the model, for messages."""
 
+    def trains(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
 
@@ -49,8 +52,8 @@ class Rule(ABC):
     runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
     recurse: ClassVar[bool] = False  # whether it speaks for the parameters of inner modules too
 
-    def check(self, module: nn.Module, name: str) -> None:
-        """Refuses, by name and with the fix, settings that cannot be private."""
+    def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
+        """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""
 
     def knows(self, module: nn.Module) -> bool:
         """Whether the module holds just the parameters that this rule is about (and none that something added)."""
@@ -80,7 +83,7 @@ class LayerRule(Rule):
         views = recorder.views
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-            live = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+            live = {name for name, p in module.named_parameters(recurse=False) if recorder.trains(p)}
             x, g = (split_views(t.movedim(dim, 0), views) for t in (inputs[0], gradient))
             for name, contribution in self.contributions(module, x, g, live):
                 recorder.add(module.get_parameter(name), contribution)

@@ -36,7 +36,7 @@ class FallbackRule(Rule):
 
         own: dict[str, Tensor] = {}
         for key, p in module.named_parameters():
-            if not p.requires_grad:
+            if not recorder.trains(p):
                 continue
             copies = p.detach().expand(recorder.rows // recorder.views, *p.shape).requires_grad_()
             recorder.watch(copies, partial(_record, recorder, p))

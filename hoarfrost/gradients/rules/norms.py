@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense, working
-from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder
+from hoarfrost.gradients.rules.base import LayerRule, Parts
 
 
 class LayerNormRule(LayerRule):
@@ -88,10 +88,6 @@ class BatchNormRule(GroupNormRule):
                 "example's gradient is its own. Call hoarfrost.make_compatible(model) to put GroupNorm in its place, "
                 "or keep this module in eval() with running statistics that come from public data."
             )
-
-    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        self.check(module, recorder.name_of(module))  # model.train() may have switched it on since
-        return super().forward(recorder, module, original, args, kwargs)
 
     def statistics(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance = (working(t).to(x).expand(*x.shape[:3]) for t in (module.running_mean, module.running_var))

@@ -21,33 +21,31 @@ from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_
 State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
 
 
-def _tanh(x: Tensor, hidden: Tensor, state: State) -> State:
-    return ((x + hidden).tanh(),)
+# One step: from the gates and the state before to the state after. ``gates`` is the hidden state's share of them, W_hh h,
+# added to the input's, x W_ih; only in a GRU, which multiplies one of these shares, is the input's share apart in ``x``.
 
 
-def _relu(x: Tensor, hidden: Tensor, state: State) -> State:
-    return ((x + hidden).relu(),)
+def _tanh(gates: Tensor, x: Tensor, state: State) -> State:
+    return (gates.tanh(),)
 
 
-def _lstm(x: Tensor, hidden: Tensor, state: State) -> State:
-    i, f, g, o = (x + hidden).chunk(4, 1)
+def _relu(gates: Tensor, x: Tensor, state: State) -> State:
+    return (gates.relu(),)
+
+
+def _lstm(gates: Tensor, x: Tensor, state: State) -> State:
+    i, f, g, o = gates.chunk(4, 1)
     cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
 
 
-def _gru(x: Tensor, hidden: Tensor, state: State) -> State:
-    (r_x, z_x, n_x), (r_h, z_h, n_h) = x.chunk(3, 1), hidden.chunk(3, 1)
+def _gru(gates: Tensor, x: Tensor, state: State) -> State:
+    (r_h, z_h, n_h), (r_x, z_x, n_x) = gates.chunk(3, 1), x.chunk(3, 1)
     n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
     return (torch.lerp(n, state[0], (z_x + z_h).sigmoid()),)
 
 
-# One step: from the input's and the hidden state's share of the gates, and the state before, to the state after.
-CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
-    "RNN_TANH": _tanh,
-    "RNN_RELU": _relu,
-    "LSTM": _lstm,
-    "GRU": _gru,
-}
+CELLS = {"RNN_TANH": _tanh, "RNN_RELU": _relu, "LSTM": _lstm, "GRU": _gru}
 
 
 class RecurrentRule(Rule):
@@ -112,18 +110,23 @@ def _unroll(
         return getattr(module, f"{kind}_{name}", None)
 
     steps, rows = x.shape[:2]
-    inputs = _linear(recorder, parameter("weight_ih"), parameter("bias_ih"), x).unbind()
-    recur = _EachStep(recorder, parameter("weight_hh"), parameter("bias_hh"), steps, rows)
-    project = _EachStep(recorder, parameter("weight_hr"), None, steps, rows) if module.proj_size else None
+    cell = CELLS[module.mode]
+    inputs = _linear(recorder, parameter("weight_ih"), parameter("bias_ih"), x)
+    weight, bias = parameter("weight_hh"), parameter("bias_hh")
+    recur = _EachStep(recorder, weight, bias, torch.zeros_like(inputs) if cell is _gru else inputs)
+    project = None
+    if module.proj_size:
+        project = _EachStep(recorder, parameter("weight_hr"), None, x.new_zeros(steps, rows, module.proj_size))
+    apart = inputs.unbind()
     shortest = int(lengths.min())
     running = (torch.arange(steps)[:, None, None] < lengths[:, None]).to(x.device)
     outputs: list[Any] = [None] * steps
     for t in reversed(range(steps)) if name.endswith("_reverse") else range(steps):
-        after = CELLS[module.mode](inputs[t], recur(t, state[0]), state)
+        after = cell(recur(t, state[0]), apart[t], state)
         if project is not None:
             after = (project(t, after[0]), *after[1:])
         if t >= shortest:
-            # A sequence that is over keeps its state, and one read backwards has not begun: nothing flows back from here.
+            # A sequence that is over keeps its state; one read backwards has not begun. Nothing flows back from here.
             after = tuple(torch.where(running[t], new, old) for new, old in zip(after, state, strict=True))
         state, outputs[t] = after, after[0]
     return torch.stack(outputs), state
@@ -140,27 +143,23 @@ def _linear(recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None,
 class _EachStep:
     """A linear map whose input is known only when its step comes.
 
-    What it adds to Wh, the bias, is laid out for all steps before the first: the gradient that arrives there is that of
-    every step's result. The inputs are noted as they come.
+    What its results are added to, ``onto`` [T, R, channels], is there for all steps before the first: the gradient that
+    arrives there is the one of all results. The inputs are noted as they come.
     """
 
-    def __init__(
-        self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, steps: int, rows: int
-    ):
+    def __init__(self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, onto: Tensor):
         self.weight, self.live = weight.detach().T, _live(weight, bias)
-        # Detached, or the graph would hold on to itself through the tap.
-        seen = self.seen = [weight.new_empty(0)] * steps
-        offset = weight.new_zeros(len(weight)) if bias is None else bias.detach()
-        self.offsets = [offset] * steps
+        seen = self.seen = [weight.new_empty(0)] * len(onto)
+        if bias is not None:
+            onto = onto + bias.detach()
         if self.live:
-            laid_out = offset.repeat(steps, rows, 1)
-            tapped = recorder.tap(laid_out, lambda g, _: _record(recorder, weight, bias, torch.stack(seen), g))
-            self.offsets = list(tapped.unbind())
+            onto = recorder.tap(onto, lambda g, _: _record(recorder, weight, bias, torch.stack(seen), g))
+        self.onto = onto.unbind()
 
     def __call__(self, t: int, h: Tensor) -> Tensor:
         if self.live:
-            self.seen[t] = h.detach()
-        return torch.addmm(self.offsets[t], h, self.weight)
+            self.seen[t] = h.detach()  # detached, or the graph would hold on to itself through the tap
+        return torch.addmm(self.onto[t], h, self.weight)
 
 
 def _live(weight: nn.Parameter, bias: nn.Parameter | None) -> bool:

@@ -1,0 +1,108 @@
+"""Adding or removing one example, however hostile, moves the clipped sum by at most the stated sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.gradients import contributions
+from tests.gradients.driver import clipped_sums, engine_for, flat
+from tests.gradients.settings import Bare, Scale, Tied
+
+C = 0.7
+ALLOWED = C * (1 + 1e-5)
+
+
+def pairs_that_cancel(x: Tensor) -> Tensor:
+    """Positions that undo each other almost exactly: the norm is the small rest of large products."""
+    half = x.shape[1] // 2
+    x[:, half : 2 * half] = -x[:, :half] * (1 + 1e-6)
+    return x * 1e4
+
+
+HOSTILE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ordinary": lambda x: x,
+    "zero": torch.zeros_like,
+    "a thousand times larger": lambda x: x * 1e3,
+    "1e18": lambda x: x * 1e18,
+    "1e30": lambda x: x * 1e30,
+    "tiny": lambda x: x * 1e-30,
+    "inf": lambda x: torch.full_like(x, torch.inf),
+    "one inf": lambda x: x.index_fill(-1, torch.tensor([0]), torch.inf),
+    "NaN": lambda x: torch.full_like(x, torch.nan),
+    "one coordinate": lambda x: torch.zeros_like(x).index_fill(-1, torch.tensor([1]), 1e6),
+    "cancelling": pairs_that_cancel,
+}
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
+    "linear, no activation": (lambda: nn.Linear(6, 5), (6,)),
+    "sequence (Gram)": (lambda: nn.Linear(40, 50, bias=False), (4, 40)),
+    "sequence (written)": (lambda: nn.Linear(3, 4), (30, 3)),
+    "convolution (written)": (lambda: nn.Conv2d(4, 4, 3, padding=1), (4, 6, 6)),
+    "convolution (pixels)": (lambda: nn.Conv2d(40, 48, 3, padding=1), (40, 4, 4)),
+    "norms": (lambda: nn.Sequential(nn.Conv1d(4, 6, 2), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6)),
+    "bare parameters": (Bare, (5, 3)),
+    "fallback": (Scale, (4, 5)),
+    "layer twice": (lambda: nn.Sequential(layer := nn.Linear(6, 6), nn.ReLU(), layer), (6, 6)),
+}
+
+
+def linear_loss(output: Tensor) -> Tensor:
+    return output.sum() * 3
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_one_example_moves_the_sum_by_at_most_the_sensitivity(kind: str) -> None:
+    """110 neighbours for each of ten models, hostile ones among them."""
+    torch.manual_seed(0)
+    make, shape = MODELS[kind]
+    engine = engine_for(make(), C)
+    moved = []
+    for _ in range(10):
+        base = torch.randn(4, *shape)
+        base[0] *= -30  # an example against which a joint clip would show
+        before = clipped_sums(engine, base, linear_loss)
+        for name, change in HOSTILE.items():
+            after = clipped_sums(engine, torch.cat([base, change(torch.randn(1, *shape))]), linear_loss)
+            distance = float((flat(after) - flat(before)).norm())
+            assert distance <= ALLOWED, f"{name}: {distance}"
+            moved.append(distance)
+    assert max(moved) > 0.99 * C  # the test would see it: some neighbour uses the whole sensitivity
+
+
+def test_tied_words_move_the_sum_by_at_most_the_sensitivity() -> None:
+    torch.manual_seed(0)
+    engine = engine_for(Tied(), C)
+    for _ in range(100):
+        base, other = torch.randint(11, (3, 6)), torch.randint(11, (1, 6)) * int(torch.randint(2, ()))
+        loss = lambda output: output.square().sum() * 50  # noqa: E731
+        distance = (flat(clipped_sums(engine, torch.cat([base, other]), loss)) - flat(clipped_sums(engine, base, loss))).norm()
+        assert float(distance) <= ALLOWED
+
+
+def test_an_example_without_a_finite_norm_contributes_exactly_nothing() -> None:
+    torch.manual_seed(0)
+    for make, shape in MODELS.values():
+        engine = engine_for(make(), C)
+        base = torch.randn(3, *shape)
+        bad = torch.cat([base[:2], torch.full((1, *shape), torch.nan), base[2:]])
+        before, after = clipped_sums(engine, base, linear_loss), clipped_sums(engine, bad, linear_loss)
+        assert flat(after).isfinite().all()
+        torch.testing.assert_close(flat(after), flat(before), rtol=1e-5, atol=1e-6)
+
+
+def test_without_rounding_up_a_cancelling_example_would_slip_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounding term is what holds the Gram norms: taken away, the same neighbours move the sum too far."""
+    monkeypatch.setattr(contributions, "ROUNDING", 0.0)
+    torch.manual_seed(0)
+    make, shape = MODELS["sequence (Gram)"]
+    engine = engine_for(make(), C)
+    worst = 0.0
+    for _ in range(60):
+        base = torch.randn(2, *shape)
+        after = clipped_sums(engine, torch.cat([base, pairs_that_cancel(torch.randn(1, *shape))]), linear_loss)
+        worst = max(worst, float((flat(after) - flat(clipped_sums(engine, base, linear_loss))).norm()))
+    assert worst > ALLOWED

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,52 +19,57 @@ QUICK_ROUNDS = 3
 
 def main() -> None:
     options = _options()
-    console = Console()
+    console = Console(highlight=False)
     torch.set_num_threads(machine.cores())
-    described = machine.describe()
-    console.print(", ".join(f"{key} {value}" for key, value in described.items()), highlight=False)
+    results: dict[str, Any] = {
+        "machine": machine.describe(),
+        "settings": {
+            "rounds": options.rounds,
+            "optimizer": "SGD",
+            "learning_rate": LEARNING_RATE,
+            "clip": contenders.CLIP,
+            "noise_multiplier": contenders.NOISE_MULTIPLIER,
+        },
+        "time": {},
+        "memory": {},
+        "skipped": {},
+    }
+    console.print(", ".join(f"{key} {value}" for key, value in results["machine"].items()), soft_wrap=True)
     if machine.load() > machine.cores() / 4:
         console.print("[yellow]Other programs are using this machine: expect noise in the times.[/]")
 
-    names = ["plain", *(name for name in CONTENDERS if name in options.contender and name != "plain")]
-    time: dict[str, report.Figures] = {}
-    added: dict[str, report.Figures] = {}
-    skipped: dict[str, dict[str, str]] = {}
     for workload in options.workload:
-        skipped[workload] = {}
-        able = []
-        for name in names:
-            reason = contenders.unavailable(name, WORKLOADS[workload])
-            if reason is None:
-                able.append(name)
-            else:
-                skipped[workload][name] = reason
-                console.print(f"{workload}: {name} is skipped: {reason}", highlight=False)
-        time[workload] = _time(console, workload, able, options.rounds)
+        skipped = results["skipped"][workload] = _skipped(console, workload, options.contender)
+        names = [name for name in options.contender if name not in skipped]
+        results["time"][workload] = _time(console, workload, names, options.rounds)
         if options.memory:
-            added[workload] = _memory(console, workload, able)
+            results["memory"][workload] = _memory(console, workload, names)
+        # After every workload, so that a run that is broken off was not for nothing.
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
-    report.show_time(console, time)
-    if added:
-        report.show_memory(console, added)
-    settings = {
-        "rounds": options.rounds,
-        "optimizer": "SGD",
-        "learning_rate": LEARNING_RATE,
-        "clip": contenders.CLIP,
-        "noise_multiplier": contenders.NOISE_MULTIPLIER,
-    }
-    results = {"machine": described, "settings": settings, "time": time, "memory": added, "skipped": skipped}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"Written to {options.json}", highlight=False, soft_wrap=True)
+    report.show_time(console, results["time"])
+    if options.memory:
+        report.show_memory(console, results["memory"])
+    console.print(f"Written to {options.json}", soft_wrap=True)
+
+
+def _skipped(console: Console, workload: str, names: list[str]) -> dict[str, str]:
+    """The contenders that cannot run here, and why."""
+    reasons = {name: contenders.unavailable(name, WORKLOADS[workload]) for name in names}
+    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
+    for name, reason in skipped.items():
+        console.print(f"{workload}: {name} is skipped: {reason}", markup=False, soft_wrap=True)
+    return skipped
 
 
 def _time(console: Console, workload: str, names: list[str], rounds: int) -> report.Figures:
     with console.status(f"{workload}: setting up") as status:
         built = {name: CONTENDERS[name](WORKLOADS[workload]) for name in names}
         seconds = timing.take_turns(built, rounds, tell=lambda doing: status.update(f"{workload}: {doing}"))
-    return report.time_figures(WORKLOADS[workload], seconds)
+    figures = report.time_figures(WORKLOADS[workload], seconds)
+    console.print(f"{workload}: " + ", ".join(f"{name} {row['ratio']:.2f}" for name, row in figures.items()))
+    return figures
 
 
 def _memory(console: Console, workload: str, names: list[str]) -> report.Figures:
@@ -73,15 +79,13 @@ def _memory(console: Console, workload: str, names: list[str]) -> report.Figures
             try:
                 added[name] = memory.measure(workload, name)
             except memory.MemoryUnknown as reason:
-                console.print(f"{workload}: the memory of {name} is unknown: {reason}", highlight=False)
+                console.print(f"{workload}: no memory figure for {name}: {reason}", markup=False)
     return report.memory_figures(added) if "plain" in added else {}
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--workload", action="append", choices=list(WORKLOADS), help="only this one (may be repeated)"
-    )
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="only this one (may be repeated)")
     parser.add_argument(
         "--contender",
         action="append",
@@ -89,16 +93,15 @@ def _options() -> argparse.Namespace:
         help="only this one, besides plain (may be repeated)",
     )
     parser.add_argument("--rounds", type=int, help=f"steps timed of each contender (default {ROUNDS})")
-    parser.add_argument(
-        "--json", type=Path, default=RESULTS, help="where the figures go (default %(default)s)"
-    )
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go (default %(default)s)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and no memory")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be 1 or above, got {options.rounds}")
     options.workload = options.workload or list(WORKLOADS)
-    options.contender = options.contender or list(CONTENDERS)
+    asked = options.contender or list(CONTENDERS)
+    options.contender = [name for name in CONTENDERS if name in asked or name == "plain"]
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     options.memory = options.memory and not options.quick
     return options

@@ -18,12 +18,14 @@ Task = Callable[[], None]
 T = TypeVar("T")
 
 
-def run(tasks: Sequence[Task]) -> None:
+def run(tasks: Sequence[Task], *, single_inline: bool = True) -> None:
     """Run every task, `torch.get_num_threads()` of them at a time, and return when all are done.
 
     Tasks may run in any order and must not depend on each other. The first exception is raised again here,
-    after the tasks already under way have ended; those not yet begun are dropped. A single task, or a caller
-    that is allowed one thread only (a worker is, so a nested call is safe), runs where it was called.
+    after the tasks already under way have ended; those not yet begun are dropped. With a caller that is
+    allowed one thread only (a worker is, so a nested call is safe), they run where they were called. So does
+    a single task, on all of the caller's threads, unless `single_inline` is off: for short operations one
+    thread is better, above all on a busy machine, where threads that wait for each other wait long.
 
     Workers know nothing of the caller's autocast or grad mode: gradients are off, autocast is off.
 
@@ -32,13 +34,13 @@ def run(tasks: Sequence[Task]) -> None:
     >>> squares
     [0, 1, 4, 9]
     """
-    width = min(len(tasks), torch.get_num_threads())
-    if width <= 1:
+    threads = torch.get_num_threads()
+    if threads == 1 or not tasks or (single_inline and len(tasks) == 1):
         with torch.no_grad():
             for task in tasks:
                 task()
         return
-    _pool.submit(tasks, width)
+    _pool.submit(tasks, min(len(tasks), threads))
 
 
 class _Round:

@@ -4,65 +4,65 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-Between = Callable[[float, float, float], float | None]
 
-
-@dataclass
+@dataclass(kw_only=True)
 class Search:
-    """Values lie on a logarithmic scale; `cost` grows from the cheapest to the dearest, which may be the smaller one."""
+    """`cost` grows from the cheapest value to the dearest, which may be the smaller one; values are above 0."""
 
     cost: Callable[[float], float]
     budget: float
     cheapest: float
     dearest: float
+    tolerance: float
     whole: bool = False
     _seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def from_guess(self, guess: float, between: Between) -> float | None:
-        """The dearest value within the budget; None if even the cheapest is beyond it.
-
-        `between(value, within, beyond)` moves a proposed value strictly between the two, or says None: near enough.
-        """
+    def start(self, guess: float) -> float | None:
+        """The dearest value within the budget, or one within the tolerance of it; None if the cheapest is beyond it."""
         bracket = self._bracket(guess)
         if bracket is None:
             return None
         within, beyond = bracket
-        while beyond is not None:
-            # The secant converges in three or four turns; a bisection now and then, in case the cost has a kink.
-            crossing = self._secant() if len(self._seen) % 4 else math.sqrt(within * beyond)
-            value = between(crossing, within, beyond)
-            if value is None:
-                break
+        while (value := self._between(within, beyond)) is not None:
             if self._affordable(value):
                 within = value
             else:
                 beyond = value
         return within
 
-    def _bracket(self, guess: float) -> tuple[float, float | None] | None:
-        """A value within the budget and one beyond it; None in place of the latter if every value is within."""
+    def _bracket(self, guess: float) -> tuple[float, float] | None:
+        """A value within the budget and one beyond it; twice the dearest value if that is within."""
+        up = 1 if self.dearest > self.cheapest else -1
         value, stretch = self._clamped(guess), 1.01
         within = beyond = None
-        while True:
+        while within is None or beyond is None:
             if self._affordable(value):
-                within = value
-                if beyond is not None or value == self.dearest:
-                    return within, beyond
-                to_dearer = 1
+                within, direction = value, up
+                if value == self.dearest:
+                    return value, value
             else:
-                beyond = value
-                if within is not None:
-                    return within, beyond
+                beyond, direction = value, -up
                 if value == self.cheapest:
                     return None
-                to_dearer = -1
+            # Cost grows at least with the root of the steps or the inverse of the noise, so that a leap by the squared
+            # ratio lands past the edge, mostly not far; if it does not, the next one is longer.
             cost = self._seen[-1][1]
-            # Cost grows at least with the square root of the steps or the inverse of the noise: a leap by the squared
-            # ratio lands beyond the budget's edge, mostly not far; and if it does not, the next one is longer.
             ratio = cost / self.budget if 0 < cost < math.inf else 2.0
             leap = min(max(ratio, 1 / ratio) ** 2, 1.5) * stretch
             stretch **= 2
-            value = self._clamped(value * leap ** (to_dearer if self.dearest > self.cheapest else -to_dearer))
+            value = self._clamped(value * leap**direction)
+        return within, beyond
+
+    def _between(self, within: float, beyond: float) -> float | None:
+        """A value strictly between the two, where the edge should be; None if they are near enough."""
+        low, high = sorted((within, beyond))
+        if high <= low * (1 + self.tolerance) or (self.whole and high - low <= 1):
+            return None
+        # The secant converges in three or four turns; a bisection now and then, in case the cost has a kink.
+        value = self._secant() if len(self._seen) % 4 else math.sqrt(low * high)
+        # Half a tolerance off the ends, so that a secant that has arrived closes the gap from the other side.
+        value = min(max(value, low * (1 + self.tolerance / 2)), high / (1 + self.tolerance / 2))
+        return min(max(round(value), low + 1), high - 1) if self.whole else value
 
     def _affordable(self, value: float) -> bool:
         cost = self.cost(value)

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from dp_accounting import get_sigma_gaussian
 
+from hoarfrost.budget._pld import POINTS
 from hoarfrost.budget._search import Search
-from hoarfrost.budget.accountant import Accountant
+from hoarfrost.budget.accountant import Accountant, bound
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.events import LEAST_NOISE, MOST_NOISE, Event, Gaussian, gathered
 from hoarfrost.errors import BudgetSpent
 from hoarfrost.validate import finite, positive, rate, whole
 
-TOLERANCE = 2e-4  # of the noise multiplier
+ROUGH = 1e4  # grid points: a search on so few gives a good place to start the one that counts
 MOST_STEPS = 10**9
 
 
@@ -35,7 +37,7 @@ def noise_multiplier(
 
     Guarantees:
         `epsilon` of the steps with the returned noise and of `after` together is at most the budget, not by a rounding
-        error above it. Noise smaller by one part in a thousand exceeds it.
+        error above it. The noise is not wasteful either: a thousandth less of it would exceed the budget.
 
     >>> sigma = noise_multiplier(epsilon=3.0, delta=1e-5, sample_rate=0.02, steps=2000)
     >>> round(sigma, 2)
@@ -49,23 +51,27 @@ def noise_multiplier(
     whole(steps=steps)
     others = gathered(after)
 
-    def cost(sigma: float) -> float:
+    def cost(sigma: float, points: float) -> float:
         planned = Gaussian(noise_multiplier=sigma, sample_rate=sample_rate, steps=steps)
-        return epsilon_of((planned, *others), delta, accountant)
+        return bound((planned, *others), delta, accountant, points)
 
-    def between(sigma: float, enough: float, too_little: float) -> float | None:
-        if enough <= (1 + TOLERANCE) * too_little:
-            return None
-        margin = 1 + TOLERANCE / 2  # so that a good guess closes the gap from the other side
-        return min(max(sigma, too_little * margin), enough / margin)
+    def search(guess: float, points: float, tolerance: float) -> float | None:
+        return Search(
+            cost=partial(cost, points=points),
+            budget=epsilon,
+            cheapest=MOST_NOISE,
+            dearest=LEAST_NOISE,
+            tolerance=tolerance,
+        ).start(guess)
 
     spent = epsilon_of(others, delta, accountant)
     if spent < epsilon:
         # The central limit theorem's answer: good for much noise, near enough to start from for little.
         per_step = 1 / (get_sigma_gaussian(epsilon - spent, delta) * math.sqrt(steps))
         guess = 1 / per_step if sample_rate == 1 else math.log1p((per_step / sample_rate) ** 2) ** -0.5
-        search = Search(cost, epsilon, cheapest=MOST_NOISE, dearest=LEAST_NOISE)
-        if (found := search.from_guess(guess, between)) is not None:
+        rough = search(guess, ROUGH, tolerance=1e-2)
+        found = search(rough or guess, POINTS, tolerance=2e-4)
+        if found is not None:
             return found
     raise BudgetSpent(
         f"no noise keeps {steps} more steps within epsilon {epsilon}: the other releases cost {spent:.4g} at delta "
@@ -95,25 +101,31 @@ def steps(
         than a billion steps are never promised.
 
     >>> steps(epsilon=3.0, delta=1e-5, sample_rate=0.02, noise_multiplier=1.54)
-    2340
+    2338
     """
     positive(epsilon=epsilon)
     finite(epsilon=epsilon)
-    one = Gaussian(noise_multiplier=noise_multiplier, sample_rate=sample_rate)
     others = gathered(after)
 
-    def cost(count: float) -> float:
+    def cost(count: float, points: float) -> float:
         planned = Gaussian(noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=int(count))
-        return epsilon_of((planned, *others), delta, accountant)
+        return bound((planned, *others), delta, accountant, points)
 
-    def between(count: float, few: float, many: float) -> float | None:
-        return None if many - few <= 1 else min(max(round(count), few + 1), many - 1)
+    def search(guess: float, points: float, tolerance: float) -> float | None:
+        return Search(
+            cost=partial(cost, points=points),
+            budget=epsilon,
+            cheapest=1,
+            dearest=MOST_STEPS,
+            tolerance=tolerance,
+            whole=True,
+        ).start(guess)
 
     spent = epsilon_of(others, delta, accountant)
-    if spent >= epsilon or epsilon_of((one, *others), delta, accountant) > epsilon:
+    if spent >= epsilon or cost(1, POINTS) > epsilon:
         return 0
-    inverse = noise_multiplier**-2
+    inverse = noise_multiplier**-2  # not 0: a step without noise was beyond the budget
     per_step = inverse if sample_rate == 1 else sample_rate**2 * math.expm1(min(inverse, 700))
-    guess = round(get_sigma_gaussian(epsilon - spent, delta) ** -2 / per_step)
-    found = Search(cost, epsilon, cheapest=1, dearest=MOST_STEPS, whole=True).from_guess(guess, between)
-    return int(found or 0)
+    guess = get_sigma_gaussian(epsilon - spent, delta) ** -2 / per_step
+    rough = search(guess, ROUGH, tolerance=1e-2)
+    return int(search(rough or guess, POINTS, tolerance=0) or 0)

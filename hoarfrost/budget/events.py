@@ -90,7 +90,7 @@ def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:
 
 
 def mechanisms(events: Iterable[Event]) -> Counter[DpEvent]:
-    """How often each single mechanism runs; order is irrelevant to what they cost, so equal ones are counted together."""
+    """How often each single mechanism runs, in all: the order of releases does not change what they cost."""
     total: Counter[DpEvent] = Counter()
     for event in events:
         for mechanism, times in _single(event.dp_event(), 1):

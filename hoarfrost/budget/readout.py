@@ -1,7 +1,6 @@
 """Epsilon for the progress bar: an upper bound in microseconds, after every step."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 from hoarfrost.budget import _rdp
@@ -23,12 +22,12 @@ class Readout:
         before: releases made before the first step.
 
     Guarantees:
-        Never below what `budget.epsilon` says by its own bound of the same steps and of `before`: each of the two bounds
-        holds by itself, the one on the whole plan for every part of it. Beyond the plan only the first is used.
+        An upper bound on the epsilon of so many steps and of `before` together. What the whole plan costs bounds what a
+        part of it costs; beyond the plan only the divergences count.
 
     >>> so_far = Readout(noise_multiplier=1.54, sample_rate=0.02, delta=1e-5, planned=2000)
     >>> [round(so_far(steps), 2) for steps in (0, 1, 1000, 2000)]
-    [0.0, 0.58, 2.04, 2.75]
+    [0.0, 0.43, 2.08, 2.75]
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Readout:
         self._noiseless = any(map(noiseless, first | mechanisms([step])))
         if not self._noiseless:
             self._before = _rdp.divergence(first)
-            self._step = _rdp.divergence(Counter(mechanisms([step])))
+            self._step = _rdp.divergence(mechanisms([step]))
             self._convert = _rdp.Conversion(delta)
         self._planned, self.total = 0, math.inf
         if planned is not None:
@@ -58,7 +57,7 @@ class Readout:
 
     def __call__(self, steps: int) -> float:
         """Epsilon after so many steps."""
-        if steps == 0:
+        if steps <= 0:
             return min(self._start, self.total)
         if self._noiseless:
             return math.inf

@@ -48,7 +48,9 @@ def make_compatible(model: nn.Module) -> Compatible:
 
 def _group_norm(module: Any) -> nn.Module:
     channels = module.num_features
-    groups = next(g for g in range(min(GROUPS, channels), 0, -1) if channels % g == 0)
+    # A group of one channel without space would be normalised to nothing; BatchNorm1d often has no space.
+    most = 1 if isinstance(module, nn.BatchNorm1d) else min(GROUPS, max(1, channels // 2))
+    groups = next(g for g in range(most, 0, -1) if channels % g == 0)
     at = module.running_mean if module.weight is None else module.weight
     place = {} if at is None else {"device": at.device, "dtype": at.dtype}
     norm = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine, **place)

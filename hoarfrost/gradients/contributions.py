@@ -84,7 +84,7 @@ class Outer(Contribution):
 
     def squared_norms(self) -> Tensor:
         positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
-        method = costs.cheapest_outer(self.examples, positions, p, d, self.a.device.type)
+        method = costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type))
         if method == "product":
             return _squares(self.a) * _squares(self.g)
         if method == "gram":

@@ -66,8 +66,3 @@ def convolution(
 def cheapest(times: dict[str, float]) -> str:
     """The method with the smallest estimate."""
     return min(times, key=lambda method: times[method])
-
-
-def cheapest_outer(examples: int, positions: int, p: int, d: int, device: str) -> str:
-    """The method for a matrix's gradient."""
-    return cheapest(outer(examples, positions, p, d, device))

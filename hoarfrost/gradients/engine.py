@@ -7,6 +7,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -60,6 +61,12 @@ class Engine:
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self._attach()
+        if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
+            warnings.warn(
+                "TensorFloat-32 rounds norms and sums to three digits, so that one example may move a sum by 0.1 % "
+                "more than its sensitivity: set torch.backends.cudnn.allow_tf32 = False.",
+                stacklevel=3,
+            )
 
     # The model: rules in front of its modules.
 

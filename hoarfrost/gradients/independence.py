@@ -93,7 +93,9 @@ def _run(
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.dim() > dim and output.shape[dim] == rows and output.is_floating_point():
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                return
+            if output.dim() > dim and output.shape[dim] == rows:
                 seen.setdefault(name, output.detach().clone().movedim(dim, 0))
 
         return hook

@@ -118,8 +118,8 @@ def _moving(engine: Engine, module: nn.Module, with_two: Any, with_three: Any) -
         found.add(tuple(dims))
     if len(found) > 1:
         raise NotPrivate(
-            f"{engine.name_of(module)} ({type(module).__name__}) is called several times with the examples in different "
-            "places. Keep them in the same dimension at every call."
+            f"{engine.name_of(module)} ({type(module).__name__}) is called several times with the examples in "
+            "different places. Keep them in the same dimension at every call."
         )
     return found.pop()
 

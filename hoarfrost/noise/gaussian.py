@@ -89,7 +89,7 @@ class Noise:
             for parts in _chunks(pieces, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
                 job = partial(add, draw, next(numbers), dtype, parts)
                 jobs.append(job) if on_cpu else job()
-        workers.run(jobs)
+        workers.run(jobs, single_inline=False)
         for tensor, noise in afterwards:
             tensor.detach().add_(noise)
 
@@ -148,6 +148,8 @@ def _by_kind(
 
 def _flat(tensor: Tensor) -> Tensor | None:
     """A flat view, whatever the order of the dimensions in memory; None for a tensor with gaps."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     outermost_first = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     in_memory_order = tensor.permute(outermost_first)
     return in_memory_order.view(-1) if in_memory_order.is_contiguous() else None
@@ -227,7 +229,7 @@ def _even(parts: list[_Piece]) -> int:
 
 
 def _add(parts: list[_Piece], normals: Tensor) -> None:
-    at = 0
-    for flat, start, stop, std in parts:
-        flat[start:stop].add_(normals[at : at + stop - start], alpha=std)
-        at += stop - start
+    sizes = [part.stop - part.start for part in parts]
+    for (flat, start, stop, std), noise in zip(parts, normals[: sum(sizes)].split(sizes), strict=True):
+        target = flat if stop - start == flat.numel() else flat[start:stop]
+        target.add_(noise, alpha=std)

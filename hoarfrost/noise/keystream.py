@@ -82,6 +82,8 @@ class Keystream:
 
     def fill(self, out: bytearray, size: int, draw: int, chunk: int) -> None:
         """Write the chunk's first `size` bytes to the start of `out`; it must be `SPARE` bytes longer."""
+        if size > MAX_BYTES:  # or what lies beyond would silently stay as it was
+            raise ValueError(f"a chunk holds up to {MAX_BYTES} bytes, asked for {size}")
         address = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
         Cipher(algorithms.AES(self._key), modes.CTR(address)).encryptor().update_into(_ZEROS[:size], out)
 

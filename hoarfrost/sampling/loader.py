@@ -51,11 +51,10 @@ class PoissonLoader:
         on_chunk: called with a `Chunk` in this process, right before that chunk is yielded.
 
     Guarantees:
-        Each record is in each batch with probability q, independently (see `Poisson`, which also makes the
-        accounting
-        event: `loader.poisson.event(...)`). At most `steps` logical batches are ever completed. No batch is
-            dropped
-        for being empty, none is cut for being large, and workers that run ahead change neither.
+        Each record is in each batch with probability q, independently; `loader.poisson`, which draws the
+        batches, also makes the event that accounts for them. At most `steps` logical batches are ever
+        completed. No batch is dropped for being empty, none is cut short for being large, and workers that
+        run ahead change nothing.
 
     >>> from torch.utils.data import TensorDataset
     >>> loader = PoissonLoader(TensorDataset(torch.arange(100)), batch_size=20, steps=8, seed=1)
@@ -98,10 +97,10 @@ class PoissonLoader:
         self.on_chunk = on_chunk
         self._epoch = 0
         self._stream = Keystream("sampling", seed)
-        self._plan: Plan | None = None
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has a plan.
+        self._batches = _Batches()
         self._loader: DataLoader = DataLoader(
-            self.dataset, batch_sampler=_Current(lambda: self._plan or ()), **loader_settings(data)
+            self.dataset, batch_sampler=self._batches, **loader_settings(data)
         )
 
     def __len__(self) -> int:
@@ -127,7 +126,8 @@ class PoissonLoader:
         """Go on where another process was, at its next epoch. Going back is refused: it repeats batches."""
         if state["epoch"] < self._epoch or state["steps_drawn"] < self.steps_drawn:
             raise InvalidValue(f"the run is at {self.state_dict()} already and cannot go back to {state}")
-        self._epoch, self.steps_drawn, self._plan = state["epoch"], state["steps_drawn"], None
+        self._epoch, self.steps_drawn = state["epoch"], state["steps_drawn"]
+        self._batches.plan = None
 
     def _coming_steps(self) -> int:
         whole_epoch = self.poisson.epoch_boundary(self._epoch + 1) - self.poisson.epoch_boundary(self._epoch)
@@ -152,7 +152,7 @@ class PoissonLoader:
         # An epoch has draw numbers of its own: how far workers ran ahead in the one before must not matter.
         self._stream.skip_to(self._epoch << 32)
         self._epoch += 1
-        self._plan = plan
+        self._batches.plan = plan
         batches = iter(self._loader)
         while True:
             self._refuse_if_superseded(plan)
@@ -173,7 +173,7 @@ class PoissonLoader:
         self.steps_drawn += chunk.last
 
     def _refuse_if_superseded(self, plan: Plan) -> None:
-        if self._plan is not plan:
+        if self._batches.plan is not plan:
             raise NotPrivate(
                 "this iteration of the loader was ended by a later one: the chunks of two batches would mix. "
                 "Iterate over a PoissonLoader once at a time"
@@ -184,11 +184,10 @@ class PoissonLoader:
         return empty_batch(self._loader.collate_fn, self.dataset[0], self.batch_first)
 
 
-class _Current:
-    """The DataLoader's batch sampler: at each iteration, the plan of that iteration."""
+class _Batches:
+    """The DataLoader's batch sampler: the plan of the iteration that is alive."""
 
-    def __init__(self, plan: Callable[[], Any]) -> None:
-        self._plan = plan
+    plan: Plan | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._plan())
+        return iter(self.plan or ())

@@ -140,4 +140,4 @@ def test_make_compatible_swaps_what_mixes_and_says_so() -> None:
 def test_a_model_that_is_a_batch_norm_itself_is_replaced() -> None:
     model, changes = hoarfrost.make_compatible(nn.BatchNorm1d(7))
     assert isinstance(model, nn.GroupNorm)
-    assert changes == ["the model: BatchNorm1d(7) → GroupNorm(7, 7)"]
+    assert changes == ["the model: BatchNorm1d(7) → GroupNorm(1, 7)"]

@@ -13,6 +13,12 @@ from hoarfrost.noise import Noise, gaussian
 MILLION = 1_000_000
 
 
+@pytest.fixture(autouse=True)
+def small_device_chunks(monkeypatch):
+    """A CPU stands in for the device: chunks that suit its cache, and boundaries to cross."""
+    monkeypatch.setattr(gaussian, "DEVICE_CHUNK", 1 << 16)
+
+
 def draw(
     seed: int = 0, size: int = MILLION, dtype: torch.dtype = torch.float32, chacha: bool = False
 ) -> np.ndarray:

@@ -44,6 +44,11 @@ def test_a_short_read_is_the_beginning_of_a_long_one():
     assert stream.read(MAX_BYTES, 0, 0)[:100] == stream.read(100, 0, 0)
 
 
+def test_more_than_a_chunk_holds_is_refused_rather_than_left_unfilled():
+    with pytest.raises(ValueError, match="up to"):
+        Keystream("test").read(MAX_BYTES + 1, 0, 0)
+
+
 def test_streams_without_a_seed_have_nothing_in_common():
     assert not set(blocks(Keystream("test"), 0, 0)) & set(blocks(Keystream("test"), 0, 0))
 

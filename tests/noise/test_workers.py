@@ -85,6 +85,15 @@ def test_a_caller_with_one_thread_runs_tasks_itself():
     assert seen == [threading.get_ident()] * 3
 
 
+def test_a_single_task_has_the_callers_threads_or_a_workers_one():
+    seen = []
+    workers.run([lambda: seen.append((threading.get_ident(), torch.get_num_threads()))])
+    workers.run([lambda: seen.append((threading.get_ident(), torch.get_num_threads()))], single_inline=False)
+    assert seen[0] == (threading.get_ident(), 2)
+    assert seen[1][0] != threading.get_ident()
+    assert seen[1][1] == 1
+
+
 def test_tasks_may_call_run_themselves():
     ran = []
     workers.run([lambda: workers.run([lambda: ran.append(1)] * 3)] * 4)

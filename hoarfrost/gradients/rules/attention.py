@@ -38,34 +38,28 @@ class AttentionRule(Rule):
         )
 
     def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
-        names = ("query", "key", "value", "key_padding_mask")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        expect_examples(recorder, module, (args, kwargs), *(given[name] for name in names[:3]))
-        padding = given.get("key_padding_mask")
-        if padding is not None:
-            expect_examples(recorder, module, (args, kwargs), padding, dim=0, rank=2)
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        expect_examples(recorder, module, (args, kwargs), given["query"], given["key"], given["value"])
         return _attend(recorder, module, *args, **kwargs)
 
 
-def expect_examples(
-    recorder: Recorder, module: Any, arguments: Any, *tensors: Tensor, dim: int | None = None, rank: int = 3
-) -> None:
-    """Refuses any of these ``tensors`` among the call's ``arguments`` that has its examples elsewhere than in ``dim``.
+def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences: Tensor) -> None:
+    """Refuses any of the ``sequences`` in a call's ``arguments`` whose examples are not where the module expects them.
 
-    There they would be the steps of one sequence, each of which sees the others.
+    Anywhere else they would be steps of one sequence, and see each other.
     """
-    if dim is None:
-        dim = 0 if module.batch_first else 1
-    order = {id(t): i for i, t in enumerate(t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor))}
-    dim_of = recorder.example_dims(module, default=dim)
-    for t in tensors:
-        if t.is_nested or t.dim() != rank or dim_of(order[id(t)], t) != dim:
-            shape = "nested" if t.is_nested else f"of shape {tuple(t.shape)}"
+    expected = 0 if module.batch_first else 1
+    tensors = [t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor)]
+    order = {id(t): i for i, t in enumerate(tensors)}
+    dim_of = recorder.example_dims(module, default=expected)
+    for t in sequences:
+        if t.is_nested or t.dim() != 3 or dim_of(order[id(t)], t) != expected:
+            given = "a nested input" if t.is_nested else f"an input of shape {tuple(t.shape)}"
             raise NotPrivate(
-                f"{recorder.name_of(module)} ({type(module).__name__}, batch_first={module.batch_first}) gets an input "
-                f"that is {shape}, where the {recorder.rows} examples must be dimension {dim} of {rank}. Anywhere else "
-                "they would be steps of one sequence, and mix. Set batch_first to what the model uses, and give every "
-                "example a sequence of its own."
+                f"{recorder.name_of(module)} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, "
+                f"where the {recorder.rows} examples must be dimension {expected} of 3: anywhere else they would be "
+                "steps of one sequence, and mix. Set batch_first to what the model uses, and give every example a "
+                "sequence of its own."
             )
 
 
@@ -106,7 +100,7 @@ def _attend(
     else:
         attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, hinted)
     attended = attended.transpose(1, 2).flatten(2).movedim(0, dim)
-    return _linear(recorder, attended, dim, module.out_proj.weight, module.out_proj.bias), weights
+    return linear(recorder, attended, dim, module.out_proj.weight, module.out_proj.bias), weights
 
 
 def _projected(recorder: Recorder, module: Any, q: Tensor, k: Tensor, v: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -117,7 +111,7 @@ def _projected(recorder: Recorder, module: Any, q: Tensor, k: Tensor, v: Tensor,
     def project(x: Tensor, first: int, count: int = 1) -> tuple[Tensor, ...]:
         rows = slice(first * e, (first + count) * e)
         weight, weight_rows = (separate[first], slice(0, e)) if packed is None else (packed, rows)
-        return _linear(recorder, x, dim, weight, bias, weight_rows, rows).chunk(count, -1)
+        return linear(recorder, x, dim, weight, bias, weight_rows, rows).chunk(count, -1)
 
     if packed is not None and q is k and k is v:
         return project(q, 0, 3)
@@ -126,32 +120,53 @@ def _projected(recorder: Recorder, module: Any, q: Tensor, k: Tensor, v: Tensor,
     return *project(q, 0), *project(k, 1), *project(v, 2)
 
 
-def _linear(
+ALL = slice(None)
+
+
+def linear(
     recorder: Recorder,
     x: Tensor,
     dim: int,
     weight: nn.Parameter,
     bias: nn.Parameter | None,
-    weight_rows: slice = slice(None),
-    bias_rows: slice = slice(None),
+    weight_rows: slice = ALL,
+    bias_rows: slice = ALL,
 ) -> Tensor:
-    """x Wᵀ + b, of which W and b are some rows of the parameters; the examples are in ``dim``."""
+    """x Wᵀ + b, where W and b are some rows of these parameters and ``dim`` of ``x`` counts examples."""
     output = F.linear(x, weight.detach()[weight_rows], None if bias is None else bias.detach()[bias_rows])
-    if not weight.requires_grad and (bias is None or not bias.requires_grad):
+    if not live(weight, bias):
         return output
-    views = recorder.views
 
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        a, g = (positions(split_views(t.movedim(dim, 0), views)) for t in (inputs[0], gradient))
-        if weight.requires_grad:
-            start, stop, _ = weight_rows.indices(len(weight))
-            whole = stop - start == len(weight)
-            recorder.add(weight, Outer(a, g) if whole else Block(a, g, start, len(weight)))
-        if bias is not None and bias.requires_grad:
-            start, stop, _ = bias_rows.indices(len(bias))
-            recorder.add(bias, Dense(F.pad(working(g).sum(1), (start, len(bias) - stop))))
+        record_linear(recorder, inputs[0], gradient, dim, weight, bias, weight_rows, bias_rows)
 
     return recorder.tap(output, sink, x)
+
+
+def live(*parameters: nn.Parameter | None) -> bool:
+    """Whether any of them is to be trained."""
+    return any(p is not None and p.requires_grad for p in parameters)
+
+
+def record_linear(
+    recorder: Recorder,
+    x: Tensor,
+    g: Tensor,
+    dim: int,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    weight_rows: slice = ALL,
+    bias_rows: slice = ALL,
+) -> None:
+    """Adds what such a map contributes, from its input ``x`` and output gradient ``g``."""
+    x, g = (positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
+    if weight.requires_grad:
+        start, stop, _ = weight_rows.indices(len(weight))
+        whole = stop - start == len(weight)
+        recorder.add(weight, Outer(x, g) if whole else Block(x, g, start, len(weight)))
+    if bias is not None and bias.requires_grad:
+        start, stop, _ = bias_rows.indices(len(bias))
+        recorder.add(bias, Dense(F.pad(working(g).sum(1), (start, len(bias) - stop))))
 
 
 class Block(Contribution):
@@ -197,9 +212,7 @@ def _for_each_row(recorder: Recorder, parameter: nn.Parameter, rows: int) -> Ten
     return recorder.tap(copies, sink)
 
 
-def _merged(
-    mask: Tensor | None, padding: Tensor | None, heads: int, keys: int, dtype: torch.dtype
-) -> Tensor | None:
+def _merged(mask: Tensor | None, padding: Tensor | None, heads: int, keys: int, dtype: torch.dtype) -> Tensor | None:
     """Both masks as one number to add to each score, [L, S] or [rows, heads, L, S]; keys that were added get 0."""
     if mask is not None and mask.dim() == 3:
         mask = mask.unflatten(0, (-1, heads))

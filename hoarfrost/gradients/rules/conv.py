@@ -1,8 +1,8 @@
 """Convolutions, of any dimension, stride, padding, dilation and grouping, and their transposes.
 
 With z the (padded) input of a convolution and g the gradient of its output, an example's weight gradient is
-``dW[o, i, k] = Σ_t g[o, t] · z[i, s·t + d·k]``, with positions t, offsets k of the window, stride s and dilation d. For a
-transposed convolution the two change places: its weight gradient is that of the convolution which it transposes.
+``dW[o, i, k] = Σ_t g[o, t] · z[i, s·t + d·k]``, with positions t, offsets k of the window, stride s and dilation d.
+For a transposed convolution the two change places: its weight gradient is that of the convolution it transposes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ weight is a linear map that is used once in each step; its gradients of all step
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,15 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hoarfrost.gradients.contributions import Dense, Outer, working
-from hoarfrost.gradients.rules.attention import expect_examples
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples, positions, split_views
+from hoarfrost.gradients.rules.attention import expect_examples, linear, live, record_linear
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples
 
 State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
 
-
-# One step: from the gates and the state before to the state after. ``gates`` is the hidden state's share of them, W_hh h,
-# added to the input's, x W_ih; only in a GRU, which multiplies one of these shares, is the input's share apart in ``x``.
+# One step: from the gates and the state before it to the state after it. Gates are the input's share plus the hidden
+# state's. A GRU changes one share before it adds them: its ``gates`` are the hidden state's alone, ``x`` the input's.
 
 
 def _tanh(gates: Tensor, x: Tensor, state: State) -> State:
@@ -66,8 +63,6 @@ class RecurrentRule(Rule):
             x = source.transpose(0, 1) if module.batch_first else source
             lengths = torch.full((x.shape[1],), len(x))
         states = (start,) if isinstance(start, Tensor) else start or _zeros(module, x)
-        if start is not None:
-            expect_examples(recorder, module, (args, kwargs), *states, dim=1)
 
         ends: list[State] = []
         for layer in range(module.num_layers):
@@ -75,7 +70,7 @@ class RecurrentRule(Rule):
                 x = F.dropout(x, module.dropout, module.training)
             directions = []
             for suffix in ("", "_reverse")[: 1 + module.bidirectional]:
-                before = tuple(s[len(ends)] for s in states)
+                before = tuple(s[len(ends)].clone() for s in states)  # theirs to overwrite, ours to keep for later
                 outputs, after = _unroll(recorder, module, f"l{layer}{suffix}", x, lengths, before)
                 directions.append(outputs)
                 ends.append(after)
@@ -111,7 +106,7 @@ def _unroll(
 
     steps, rows = x.shape[:2]
     cell = CELLS[module.mode]
-    inputs = _linear(recorder, parameter("weight_ih"), parameter("bias_ih"), x)
+    inputs = linear(recorder, x, 1, parameter("weight_ih"), parameter("bias_ih"))
     weight, bias = parameter("weight_hh"), parameter("bias_hh")
     recur = _EachStep(recorder, weight, bias, torch.zeros_like(inputs) if cell is _gru else inputs)
     project = None
@@ -132,44 +127,23 @@ def _unroll(
     return torch.stack(outputs), state
 
 
-def _linear(recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor) -> Tensor:
-    """x Wᵀ + b for all steps at once."""
-    output = F.linear(x, weight.detach(), None if bias is None else bias.detach())
-    if not _live(weight, bias):
-        return output
-    return recorder.tap(output, lambda g, inputs: _record(recorder, weight, bias, inputs[0], g), x)
-
-
 class _EachStep:
     """A linear map whose input is known only when its step comes.
 
-    What its results are added to, ``onto`` [T, R, channels], is there for all steps before the first: the gradient that
-    arrives there is the one of all results. The inputs are noted as they come.
+    What its results are added to, ``onto`` [T, R, channels], is there for all steps before the first one: the gradient
+    that arrives there is also the results' own. The inputs are noted as they come.
     """
 
     def __init__(self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, onto: Tensor):
-        self.weight, self.live = weight.detach().T, _live(weight, bias)
+        self.weight, self.live = weight.detach().T, live(weight, bias)
         seen = self.seen = [weight.new_empty(0)] * len(onto)
         if bias is not None:
             onto = onto + bias.detach()
         if self.live:
-            onto = recorder.tap(onto, lambda g, _: _record(recorder, weight, bias, torch.stack(seen), g))
+            onto = recorder.tap(onto, lambda g, _: record_linear(recorder, torch.stack(seen), g, 1, weight, bias))
         self.onto = onto.unbind()
 
     def __call__(self, t: int, h: Tensor) -> Tensor:
         if self.live:
             self.seen[t] = h.detach()  # detached, or the graph would hold on to itself through the tap
         return torch.addmm(self.onto[t], h, self.weight)
-
-
-def _live(weight: nn.Parameter, bias: nn.Parameter | None) -> bool:
-    return weight.requires_grad or (bias is not None and bias.requires_grad)
-
-
-def _record(recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, a: Tensor, g: Tensor) -> None:
-    """Adds what a linear map with inputs ``a`` and output gradients ``g`` contributes, both [T, R, channels]."""
-    a, g = (positions(split_views(t.transpose(0, 1), recorder.views)) for t in (a, g))
-    if weight.requires_grad:
-        recorder.add(weight, Outer(a, g))
-    if bias is not None and bias.requires_grad:
-        recorder.add(bias, Dense(working(g).sum(1)))

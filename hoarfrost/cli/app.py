@@ -1,0 +1,46 @@
+"""The command line's outline: which commands there are."""
+
+from typing import Annotated
+
+import typer
+
+from hoarfrost.cli.budget import app as budget
+from hoarfrost.cli.oneline import OneLine
+from hoarfrost.cli.train import train
+
+app = typer.Typer(
+    name="hoarfrost",
+    cls=OneLine,
+    help="Differentially private PyTorch training.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.add_typer(budget, name="budget")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"hoarfrost {metadata.version('hoarfrost')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Differentially private PyTorch training."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="hoarfrost")

@@ -1,0 +1,24 @@
+"""Data sets by name, and a user's own from a file."""
+
+from collections.abc import Callable
+
+from hoarfrost.data.augment import Augmented as Augmented
+from hoarfrost.data.digits import digits as digits
+from hoarfrost.data.files import from_file as from_file
+from hoarfrost.data.splits import Splits as Splits
+from hoarfrost.errors import InvalidValue
+
+NAMED: dict[str, Callable[[], Splits]] = {
+    "digits": digits,
+}
+
+
+def load(name: str) -> Splits:
+    """The data set of that name.
+
+    >>> load("digits").classes
+    10
+    """
+    if name not in NAMED:
+        raise InvalidValue(f"there is no data set named {name!r}; known by name: {', '.join(NAMED)}")
+    return NAMED[name]()

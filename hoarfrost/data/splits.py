@@ -1,0 +1,86 @@
+"""What a data set is here: tensors to train on, tensors to test on, and how many classes there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A classification data set: ``train`` is private; ``test`` is public, or held out with consent.
+
+    Both hold examples [N, ...] and their labels [N] (int64, from 0 to ``classes`` - 1).
+    """
+
+    train: TensorDataset
+    test: TensorDataset
+    classes: int
+
+    @classmethod
+    def of(cls, x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, classes: int | None = None) -> Splits:
+        """Checks four tensors against each other, and brings them to the types that training uses.
+
+        Args:
+            x_train, x_test: examples. Floating point becomes float32; uint8 (pixels) is scaled to [0, 1]; other
+                integers (token ids) stay integers.
+            classes: how many there are; by default the largest label decides. If it would tell something that a rare
+                class occurs in the training data at all, say the number.
+
+        >>> pixels, labels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2, 1, 0])
+        >>> Splits.of(pixels, labels, pixels[:2], labels[:2]).classes
+        3
+        """
+        if classes is not None:
+            validate.whole(classes=classes)
+        train = _paired("train", x_train, y_train)
+        test = _paired("test", x_test, y_test)
+        if x_train.shape[1:] != x_test.shape[1:]:
+            raise InvalidValue(
+                f"examples to train on have shape {tuple(x_train.shape[1:])}, those to test on "
+                f"{tuple(x_test.shape[1:])}"
+            )
+        largest = int(max(y_train.max(), y_test.max()))
+        if classes is not None and largest >= classes:
+            raise InvalidValue(f"there is a label {largest}, but {classes} classes have labels 0 to {classes - 1}")
+        return cls(train, test, classes or largest + 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.train.tensors[0].shape[1:])
+
+
+def _paired(part: str, x: Tensor, y: Tensor) -> TensorDataset:
+    examples, labels = _examples(f"x_{part}", x), _labels(f"y_{part}", y)
+    if len(x) != len(y):
+        raise InvalidValue(f"x_{part} has {len(x)} examples but y_{part} has {len(y)} labels")
+    return TensorDataset(examples, labels)
+
+
+def _examples(name: str, x: Tensor) -> Tensor:
+    if x.dim() == 0 or len(x) == 0:
+        raise InvalidValue(f"{name} is empty: there is no example in it")
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32) / 255
+    if x.is_floating_point():
+        return x.to(torch.float32)
+    if x.is_complex():
+        raise InvalidValue(f"{name} holds complex numbers; give real ones")
+    return x.to(torch.int64)
+
+
+def _labels(name: str, y: Tensor) -> Tensor:
+    if y.dim() != 1:
+        raise InvalidValue(f"{name} must have one dimension, a class per example, got shape {tuple(y.shape)}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InvalidValue(f"{name} must hold whole numbers (the classes), got {y.dtype}")
+    if len(y) and int(y.min()) < 0:
+        raise InvalidValue(f"{name} holds the label {int(y.min())}; classes are counted from 0")
+    return y.to(torch.int64)

@@ -1,0 +1,125 @@
+"""The run folder: every file in it is whole, whenever the run ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from hoarfrost.errors import HoarfrostError, InvalidValue
+
+NOT_PRIVATE = """\
+The figures in this folder were computed on the private training data without noise.
+No epsilon covers them: they must not be released. Delete the folder before you share the run.
+"""
+
+
+class RunFolder:
+    """Where a run writes. Nothing exists before `create`; later files replace earlier ones in one move.
+
+    Guarantees:
+        A reader never meets half a file: each is written beside its place and then renamed. Lines of metrics are
+        appended with a single write each. Figures about private data go below ``not-private/`` and nowhere else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made: list[Path] = []  # from the outermost folder inwards
+        if path.exists() and not path.is_dir():
+            raise InvalidValue(f"the run folder {path} is a file; choose another --out")
+        if path.exists() and _entries(path):
+            raise InvalidValue(f"the run folder {path} is not empty; choose another --out, or remove it first")
+
+    @classmethod
+    def named(cls, name: str, parent: Path = Path("runs")) -> RunFolder:
+        """A folder that does not exist yet, by the recipe's name and the time."""
+        base = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        path, count = base, 1
+        while path.exists():
+            count += 1
+            path = base.with_name(f"{base.name}-{count}")
+        return cls(path)
+
+    def create(self) -> None:
+        """Makes the folder."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            for folder in (*reversed(missing), self.path / "not-private"):
+                folder.mkdir()
+                self._made.append(folder)
+        except OSError as error:
+            self.remove()
+            raise InvalidValue(f"cannot make the run folder {self.path}: {error.strerror}") from error
+        self.text("not-private/README.txt", NOT_PRIVATE)
+
+    def remove(self) -> None:
+        """Takes back what was made, if the run came to nothing. The folder was empty, or was not there at all."""
+        for entry in self.path.iterdir() if self.path.is_dir() else ():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for folder in reversed(self._made):
+            if folder.exists() and not _entries(folder):
+                folder.rmdir()
+        self._made = []
+
+    def text(self, name: str, text: str) -> None:
+        """Writes a text file."""
+        self._replace(name, lambda path: path.write_text(text, "utf-8"))
+
+    def json(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Writes a JSON file."""
+        self.text(name, json.dumps(_finite(facts), indent=2, allow_nan=False) + "\n")
+
+    def weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
+        """Writes model.safetensors; ``facts`` travel in its header: the weights never part from their budget."""
+        # Copies: tied weights share memory, which the format refuses.
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+        header = {"format": "pt", "hoarfrost": json.dumps(_finite(facts), allow_nan=False)}
+        # Not the library's own writing of files, which makes them unreadable for anyone else.
+        self._replace("model.safetensors", lambda path: path.write_bytes(save(tensors, metadata=header)))
+
+    def append(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Adds a line to a .jsonl file."""
+        line = json.dumps(_finite(facts), allow_nan=False) + "\n"
+        path = self.path / name
+        try:
+            with open(path, "ab", buffering=0) as file:
+                file.write(line.encode())
+        except OSError as error:
+            raise HoarfrostError(f"cannot write {path}: {error.strerror}") from error
+
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
+        path = self.path / name
+        draft = path.with_name(f".{path.name}.draft")
+        try:
+            write(draft)
+            with open(draft, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except OSError as error:
+            raise HoarfrostError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither infinity nor NaN: null stands for both (an epsilon without noise, a loss that diverged)."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _entries(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError as error:
+        raise InvalidValue(f"cannot look into {folder}: {error.strerror}") from error

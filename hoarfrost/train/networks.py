@@ -1,0 +1,78 @@
+"""A recipe's model, built to fit the data set."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost import models
+from hoarfrost.data import Splits
+from hoarfrost.errors import InvalidValue
+from hoarfrost.train import recipe
+
+
+def build(wanted: recipe.Model, splits: Splits) -> nn.Module:
+    """The network, tried on one example of the test set: what does not fit is refused here, not in the first step.
+
+    >>> from hoarfrost.data import digits
+    >>> sum(p.numel() for p in build(recipe.Mlp(name="mlp", hidden=(32,)), digits()).parameters())
+    2410
+    """
+    network = BUILDERS[type(wanted)](wanted, splits.shape, splits.classes)
+    example = splits.test.tensors[0][:1]
+    try:
+        with torch.no_grad():
+            logits: Tensor = network(example)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise InvalidValue(
+            f"the model {wanted.name} cannot run on examples of shape {splits.shape} and type {example.dtype}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    if logits.shape != (1, splits.classes):
+        raise InvalidValue(
+            f"the model {wanted.name} gives {tuple(logits.shape[1:])} outputs for an example of shape {splits.shape}, "
+            f"but there are {splits.classes} classes"
+        )
+    return network
+
+
+def _mlp(wanted: recipe.Mlp, shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *models.mlp(math.prod(shape), *wanted.hidden, classes))
+
+
+def _cnn(wanted: recipe.Cnn, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if len(shape) != 3:
+        raise InvalidValue(f"the model cnn takes images [channels, height, width]; examples have shape {shape}")
+    inputs, height, width = shape
+    halvings = len(wanted.channels)
+    height, width = height >> halvings, width >> halvings
+    if min(height, width) == 0:
+        raise InvalidValue(f"the model cnn halves images {halvings} times: too often for {shape[1]}x{shape[2]} pixels")
+    layers: list[nn.Module] = []
+    for before, after in pairwise((inputs, *wanted.channels)):
+        layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.Tanh(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(wanted.channels[-1] * height * width, classes))
+
+
+def _fixed(build: Callable[[int], nn.Module], *takes: int) -> Callable[..., nn.Module]:
+    """A network whose paper fixes everything but the number of classes."""
+
+    def checked(wanted: recipe.Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if takes and shape != takes:
+            raise InvalidValue(f"the model {wanted.name} takes examples of shape {takes}, this data set has {shape}")
+        return build(classes)
+
+    return checked
+
+
+BUILDERS: dict[type[recipe.Table], Callable[[Any, tuple[int, ...], int], nn.Module]] = {
+    recipe.Mlp: _mlp,
+    recipe.Cnn: _cnn,
+    recipe.TanhCnn: _fixed(models.tanh_cnn, 3, 32, 32),
+    recipe.MnistCnn: _fixed(models.mnist_cnn, 1, 28, 28),
+    recipe.ResNet18: _fixed(models.resnet18_groupnorm, 3, 32, 32),
+    recipe.Encoder: _fixed(models.encoder),
+}

@@ -1,0 +1,145 @@
+"""From a recipe to a run that can begin: everything that can be refused is refused here, before a file is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hoarfrost import budget, data
+from hoarfrost.clipping import Clipper, Local
+from hoarfrost.errors import InvalidValue
+from hoarfrost.private import Private, make_private
+from hoarfrost.train import networks, optimizers, words
+from hoarfrost.train.progress import Plan
+from hoarfrost.train.recipe import LocalClip, Recipe
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run, checked and calibrated."""
+
+    recipe: Recipe
+    splits: data.Splits
+    private: Private
+    device: torch.device
+    steps: int
+    planned: budget.Statement  # what all the steps will have cost
+    epsilon_after: budget.Readout  # an upper bound on what so many steps cost, in microseconds
+    warnings: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has."""
+        return sum(p.numel() for p in self.private.model.parameters())
+
+    def plan(self) -> Plan:
+        """What is shown of it."""
+        private, recipe = self.private, self.recipe
+        return Plan(
+            headline=(
+                f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
+                f"parameters on {self.device}\n"
+                f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
+                f"{private.noise_multiplier:.4g}, clipping norm {recipe.clip.norm:g}"
+            ),
+            steps=self.steps,
+            epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
+            epsilon=self.planned.epsilon,
+            epsilon_after=self.epsilon_after,
+            seeded=private.seeded,
+        )
+
+
+def prepare(recipe: Recipe, device: torch.device) -> Prepared:
+    """Loads the data, builds the model, calibrates the noise."""
+    asked = recipe.privacy
+    splits = _load(recipe)
+    model = networks.build(recipe.model, splits).to(device)
+    private = make_private(
+        model,
+        optimizers.build(recipe.optimizer, model.parameters()),
+        _examples(recipe, splits),
+        delta=asked.delta,
+        batch_size=asked.batch_size,
+        sample_rate=asked.sample_rate,
+        epochs=asked.epochs,
+        steps=asked.steps,
+        epsilon=asked.epsilon,
+        noise_multiplier=asked.noise_multiplier,
+        clip=_clipper(recipe.clip),
+        max_physical_batch=recipe.loop.max_physical_batch,
+        views=recipe.loop.views,
+        accountant=asked.accountant,
+        seed=asked.seed,
+    )
+    assert private.steps is not None  # a recipe always says how long
+    everything = private.loader.poisson.event(private.noise_multiplier, private.steps)
+    readout = budget.Readout(
+        noise_multiplier=private.noise_multiplier,
+        sample_rate=private.sample_rate,
+        delta=private.delta,
+        # The readout's bound on the whole plan is PLD's. Where RDP was asked for, the display shall agree with it.
+        planned=private.steps if private.accountant == "pld" else None,
+    )
+    advice = words.delta_advice(asked.delta, len(splits.train))
+    return Prepared(
+        recipe=recipe,
+        splits=splits,
+        private=private,
+        device=device,
+        steps=private.steps,
+        planned=budget.Statement.of(everything, asked.delta, asked.accountant, seeded=private.seeded),
+        epsilon_after=readout,
+        warnings=() if advice is None else (advice,),
+    )
+
+
+def device_for(wanted: str | torch.device | None) -> torch.device:
+    """The device asked for, once it is sure that it works; by default the GPU if there is one."""
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is not there"
+        raise InvalidValue(f"the device {wanted} cannot be used: {reason}") from error
+    return device
+
+
+@contextmanager
+def surroundings(recipe: Recipe) -> Iterator[None]:
+    """The seed and the threads of a run; the caller's come back afterwards."""
+    threads, seed = torch.get_num_threads(), recipe.privacy.seed
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        if recipe.loop.threads is not None:
+            torch.set_num_threads(recipe.loop.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _load(recipe: Recipe) -> data.Splits:
+    source = recipe.data
+    if source.path is not None:
+        return data.from_file(source.path, source.classes)
+    assert source.name is not None  # the recipe has one or the other
+    return data.load(source.name)
+
+
+def _examples(recipe: Recipe, splits: data.Splits) -> Any:
+    if recipe.augment is None:
+        return splits.train
+    return data.Augmented(splits.train, shift=recipe.augment.shift, flip=recipe.augment.flip)
+
+
+def _clipper(wanted: LocalClip) -> Clipper:
+    return Local(wanted.norm)

@@ -1,0 +1,262 @@
+"""What a recipe may say. An unknown key, a wrong type or an impossible value is refused before anything runs."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+
+
+def _each(*checks: Callable[..., None]) -> AfterValidator:
+    """Runs the library's own checks on a value, under the name of its key."""
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        for check in checks:
+            check(**{info.field_name or "value": value})
+        return value
+
+    return AfterValidator(checked)
+
+
+Positive = Annotated[float, _each(validate.positive, validate.finite)]
+NotNegative = Annotated[float, _each(validate.not_negative, validate.finite)]
+Probability = Annotated[float, _each(validate.probability)]
+Rate = Annotated[float, _each(validate.rate)]
+Whole = Annotated[int, _each(validate.whole)]
+# TOML knows lists only; the numbers in them stay strict.
+Widths = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
+
+
+class Table(BaseModel):
+    """A table of a recipe: its keys and no others, of exactly these types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def _either(self, *keys: str) -> None:
+        given = [key for key in keys if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise InvalidValue(f"give either {' or '.join(keys)}, {'not both' if given else 'one of them'}")
+
+
+class Data(Table):
+    """The ``name`` of a data set that Hoarfrost knows, or the ``path`` of a file of one's own.
+
+    The file is a .safetensors or .npz with x_train, y_train, x_test and y_test. Its path is relative to the recipe's
+    own file.
+    """
+
+    name: str | None = None
+    path: str | None = None
+    classes: Whole | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Data":
+        self._either("name", "path")
+        if self.name is not None and self.classes is not None:
+            raise InvalidValue("classes is for data from a path; a data set with a name knows its own")
+        return self
+
+
+class Augment(Table):
+    """Random shifts by up to ``shift`` pixels and mirroring, of images."""
+
+    shift: Annotated[int, _each(validate.not_negative)] = 0
+    flip: bool = False
+
+
+class Mlp(Table):
+    """A multilayer perceptron with ReLU; the data set decides its first and last width."""
+
+    name: Literal["mlp"]
+    hidden: Annotated[tuple[Whole, ...], Field(strict=False)] = (64,)
+
+
+class Cnn(Table):
+    """A 3x3 convolution, tanh and 2x2 pooling for each number of channels, then one linear layer."""
+
+    name: Literal["cnn"]
+    channels: Widths = (16,)
+
+
+class TanhCnn(Table):
+    """The network for CIFAR-10 of Papernot et al. (2020)."""
+
+    name: Literal["tanh_cnn"]
+
+
+class MnistCnn(Table):
+    """The network for MNIST of Papernot et al. (2020)."""
+
+    name: Literal["mnist_cnn"]
+
+
+class ResNet18(Table):
+    """ResNet-18 with GroupNorm, for 32x32 images."""
+
+    name: Literal["resnet18_groupnorm"]
+
+
+class Encoder(Table):
+    """A transformer encoder of MiniLM's shape, for token ids."""
+
+    name: Literal["encoder"]
+
+
+Model = Annotated[Mlp | Cnn | TanhCnn | MnistCnn | ResNet18 | Encoder, Field(discriminator="name")]
+
+
+class Sgd(Table):
+    """Stochastic gradient descent."""
+
+    kind: Literal["sgd"]
+    lr: Positive
+    momentum: NotNegative = 0.0
+    dampening: NotNegative = 0.0
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> "Sgd":
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise InvalidValue("nesterov needs a momentum above 0 and no dampening")
+        return self
+
+
+class Adam(Table):
+    """Adam."""
+
+    kind: Literal["adam"]
+    lr: Positive = 1e-3
+    betas: Annotated[tuple[NotNegative, NotNegative], Field(strict=False)] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    kind: Literal["adamw"]  # type: ignore[assignment]
+    weight_decay: NotNegative = 0.01
+
+
+class RmsProp(Table):
+    """RMSprop."""
+
+    kind: Literal["rmsprop"]
+    lr: Positive = 1e-2
+    alpha: Probability = 0.99
+    eps: Positive = 1e-8
+    momentum: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+
+
+Optimizer = Annotated[Sgd | Adam | AdamW | RmsProp, Field(discriminator="kind")]
+
+
+class Cosine(Table):
+    """The learning rate falls from its full value to ``final`` times it, along half a cosine over the whole run.
+
+    It first rises in a straight line for the share ``warmup`` of the steps.
+    """
+
+    kind: Literal["cosine"]
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class Step(Table):
+    """The learning rate is multiplied by ``factor`` after every so many epochs."""
+
+    kind: Literal["step"]
+    every: Positive
+    factor: Positive = 0.1
+
+
+Schedule = Annotated[Cosine | Step, Field(discriminator="kind")]
+
+
+class LocalClip(Table):
+    """Every example's gradient is shortened to ``norm``, if it is longer."""
+
+    kind: Literal["local"] = "local"
+    norm: Positive = 1.0
+
+
+Clip = LocalClip  # one style so far; another joins as `LocalClip | ...` with `discriminator="kind"`
+
+
+class Privacy(Table):
+    """The budget, and all that decides what it buys.
+
+    ``epsilon`` calibrates the noise, or ``noise_multiplier`` states it (0 is allowed, and is not private).
+    ``batch_size`` is the expected batch, ``sample_rate`` each example's chance to be in it. ``seed`` makes a run
+    repeatable, noise included, so that nothing of it may be released.
+    """
+
+    delta: Probability
+    epsilon: Positive | None = None
+    noise_multiplier: NotNegative | None = None
+    batch_size: Positive | None = None
+    sample_rate: Rate | None = None
+    epochs: Positive | None = None
+    steps: Whole | None = None
+    accountant: Literal["pld", "rdp"] = "pld"
+    seed: Annotated[int, _each(validate.not_negative)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "Privacy":
+        for pair in ALTERNATIVES["privacy"]:
+            self._either(*pair)
+        return self
+
+
+class Loop(Table):
+    """What changes neither the guarantee nor the budget.
+
+    ``max_physical_batch`` bounds the memory; ``views`` averages so many augmented views of an example before it is
+    clipped; the test set is evaluated after every ``evaluate_every`` epochs; ``threads`` is for the processor's cores.
+    """
+
+    max_physical_batch: Whole | None = None
+    views: Whole = 1
+    evaluate_every: Whole = 1
+    threads: Whole | None = None
+
+
+class Recipe(Table):
+    """One training run.
+
+    >>> Recipe.model_validate({
+    ...     "data": {"name": "digits"}, "model": {"name": "mlp"}, "optimizer": {"kind": "sgd", "lr": 1.0},
+    ...     "privacy": {"epsilon": 3.0, "delta": 1e-4, "batch_size": 250, "epochs": 20},
+    ... }).clip.norm
+    1.0
+    """
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")] = "run"
+    data: Data
+    augment: Augment | None = None
+    model: Model
+    optimizer: Optimizer
+    schedule: Schedule | None = None
+    clip: Clip = LocalClip()
+    privacy: Privacy
+    loop: Loop = Loop()
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> "Recipe":
+        if self.loop.views > 1 and self.augment is None:
+            raise InvalidValue(
+                f"loop.views = {self.loop.views} without [augment] would repeat the very same example: say how views "
+                "differ, such as augment.shift = 1"
+            )
+        return self
+
+
+# Keys that say one thing in different ways: setting one of them replaces the others.
+ALTERNATIVES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "data": (("name", "path"),),
+    "privacy": (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps")),
+}

@@ -1,0 +1,100 @@
+"""How figures are told to a person. Epsilon is always rounded up."""
+
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+
+from hoarfrost.budget import Statement
+
+SEEDED = "seeded: do not release"
+
+
+def epsilon(value: float) -> str:
+    """Two decimals, rounded up; two significant digits if it is small.
+
+    >>> epsilon(1.2301), epsilon(3.0), epsilon(0.00412), epsilon(math.inf)
+    ('1.24', '3.00', '0.0042', '∞')
+    """
+    if math.isinf(value):
+        return "∞"
+    if value == 0:
+        return "0"
+    digits = max(2, 1 - math.floor(math.log10(value)))
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+
+
+def spent(now: float, planned: float, seeded: bool) -> str:
+    """What was spent, of how much.
+
+    >>> spent(1.2301, 3.0, seeded=True)
+    'ε 1.24 of 3.00 (seeded: do not release)'
+    """
+    warning = f" ({SEEDED})" if seeded else ""
+    if math.isinf(planned):
+        return f"no noise: not private{warning}"
+    return f"ε {epsilon(now)} of {epsilon(planned)}{warning}"
+
+
+def meaning(statement: Statement) -> str:
+    """What epsilon and delta promise to the person behind an example.
+
+    >>> from hoarfrost.budget import Gaussian
+    >>> print(meaning(Statement.of(Gaussian(noise_multiplier=1.54, sample_rate=0.02, steps=2000), delta=1e-5)))
+    Whether any one training example was there or not changes the probability
+    of any outcome by a factor of at most e^2.76 = 15.8, plus 1e-05.
+    """
+    if not statement.private:
+        return "No noise was added: the weights may tell anything about the training examples."
+    power = epsilon(statement.epsilon)
+    return (
+        "Whether any one training example was there or not changes the probability\n"
+        f"of any outcome by a factor of at most e^{power} = {math.exp(min(float(power), 700)):.3g}, "
+        f"plus {statement.delta:g}."
+    )
+
+
+def delta_advice(delta: float, size: int) -> str | None:
+    """What to say about a delta that is too large for so many examples.
+
+    >>> delta_advice(1e-2, 1500)
+    'delta 0.01 is above 1/1500, one over the number of examples: it would allow one of them to be published outright'
+    """
+    if delta <= 1 / size:
+        return None
+    return (
+        f"delta {delta:g} is above 1/{size}, one over the number of examples: it would allow one of them to be "
+        "published outright"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes, or hours.
+
+    >>> duration(3.21), duration(75), duration(7300)
+    ('3.2 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage.
+
+    >>> percent(0.9562), percent(None)
+    ('95.6 %', '–')
+    """
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Labels on the left, texts on the right, aligned over all their lines."""
+    width = max(len(label) for label, _ in rows) + 2
+    return "\n".join(
+        f"{label if first else '':<{width}}{line}"
+        for label, text in rows
+        for first, line in zip([True] + [False] * text.count("\n"), text.split("\n"), strict=True)
+    )

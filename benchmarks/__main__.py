@@ -68,7 +68,8 @@ def _time(console: Console, workload: str, names: list[str], rounds: int) -> rep
         built = {name: CONTENDERS[name](WORKLOADS[workload]) for name in names}
         seconds = timing.take_turns(built, rounds, tell=lambda doing: status.update(f"{workload}: {doing}"))
     figures = report.time_figures(WORKLOADS[workload], seconds)
-    console.print(f"{workload}: " + ", ".join(f"{name} {row['ratio']:.2f}" for name, row in figures.items()))
+    summary = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in figures.items())
+    console.print(f"{workload}: {summary}", soft_wrap=True)
     return figures
 
 

@@ -104,8 +104,7 @@ class Sampled:
 def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, points: float = POINTS) -> float:
     """The epsilon of mechanisms, each run so many times, on a grid of about so many points at most.
 
-    Where no grid can hold them (a delta near the rounding errors, losses in the tens of thousands), by Rényi
-    divergences.
+    Where no grid can hold them (a delta near the rounding errors, losses in the hundreds), by Rényi divergences.
     """
     sampled = _sampled(mechanisms, delta)
     interval = _interval(sampled, points)
@@ -113,7 +112,9 @@ def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, points: float = POI
     if delta < 4 * noise or interval > 500:  # exp() of a larger interval does not fit a number
         return _rdp.epsilon(mechanisms, delta)
     together = reduce(PrivacyLossDistribution.compose, (_composed(each, interval) for each in sampled))
-    return float(together.get_epsilon_for_delta(delta - noise))
+    with np.errstate(over="ignore"):  # an epsilon above 700 may come out infinite
+        result = float(together.get_epsilon_for_delta(delta - noise))
+    return result if math.isfinite(result) else _rdp.epsilon(mechanisms, delta)
 
 
 def _sampled(mechanisms: Mapping[DpEvent, int], delta: float) -> list[Sampled]:

@@ -20,7 +20,7 @@ def epsilon(events: Event | Iterable[Event], delta: float, accountant: Accountan
         delta: the probability with which epsilon may fail to hold.
         accountant: "pld" composes privacy loss distributions: nearly exact. "rdp" composes Rényi divergences: some
             ten percent above, in hundredths of a second; many older papers report it. The former falls back to the
-            latter where its numbers run out: for a delta below 1e-13 or so, or an epsilon in the ten thousands.
+            latter where its numbers run out: for a delta below 1e-13 or so, or an epsilon of many hundreds.
 
     Guarantees:
         An upper bound on the privacy loss of all the releases together, even if each was chosen after seeing the

@@ -38,9 +38,9 @@ def train(
     overrides = list(set_ or ())
     if seed is not None:
         overrides.append(f"privacy.seed={seed}")
+    wanted = read_recipe(recipe or DEFAULT, overrides)
     if recipe is None and not quiet:
         print(f"no recipe given: training {DEFAULT} (built in: {', '.join(recipes())})", flush=True)
-    wanted = read_recipe(recipe or DEFAULT, overrides)
     result = run(wanted, out=out, device=device, progress=progress_for(quiet))
     if not quiet:
         print(f"\n{result.summary()}", flush=True)

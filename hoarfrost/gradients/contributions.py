@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from hoarfrost.gradients import costs
+from hoarfrost.gradients import buffers, costs
 
 # A squared norm taken as a sum of products can lose digits where the products cancel. What is lost is at most this
 # share of (Σ_t ‖a_t‖‖g_t‖)²; adding it rounds the norm up, so that an example built to cancel is clipped too much
@@ -91,25 +92,55 @@ class Outer(Contribution):
             inputs, outputs = torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT)
             scale = (inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
             return rounded_up(inputs.mul_(outputs).sum((1, 2)), scale)
-        self._written = self.instantiate()
+        written = buffers.lend(self, (self.examples, d, p), self.a)
+        self._written = torch.bmm(self.g.mT, self.a, out=written)
         return _squares(self._written)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
         column = weights.to(self.a.dtype).view(-1, 1, 1)
-        a, g = self.a, self.g
-        if a.shape[2] < g.shape[2]:
-            a = a * column
-        else:
-            g = g * column
-        return g.reshape(-1, g.shape[2]).T @ a.reshape(-1, a.shape[2])
+        smaller = min(self.a, self.g, key=Tensor.numel)
+        with buffers.borrowed(smaller) as scaled:
+            torch.mul(smaller, column, out=scaled)
+            a, g = (scaled, self.g) if smaller is self.a else (self.a, scaled)
+            return g.reshape(-1, g.shape[2]).T @ a.reshape(-1, a.shape[2])
 
     def instantiate(self) -> Tensor:
         return torch.bmm(self.g.mT, self.a)
 
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])
+
+
+class Block(Contribution):
+    """An `Outer` about the rows from ``start`` on, of a matrix that has ``height`` rows."""
+
+    def __init__(self, a: Tensor, g: Tensor, start: int, height: int):
+        self.outer = Outer(a, g)
+        self.examples, self.start, self.stop, self.height = len(a), start, start + g.shape[2], height
+
+    def squared_norms(self) -> Tensor:
+        return self.outer.squared_norms()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._placed(self.outer.weighted_sum(weights))
+
+    def instantiate(self) -> Tensor:
+        return self._placed(self.outer.instantiate())
+
+    def take(self, index: Tensor) -> Contribution:
+        return Block(self.outer.a[index], self.outer.g[index], self.start, self.height)
+
+    def inner_products(self, other: Contribution) -> tuple[Tensor, Tensor] | None:
+        if not isinstance(other, Block) or (self.start < other.stop and other.start < self.stop):
+            return None
+        # The three projections of one call have no row in common.
+        zeros = self.outer.g.new_zeros(self.examples)
+        return zeros, zeros
+
+    def _placed(self, rows: Tensor) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, 0, self.start, self.height - self.stop))
 
 
 class Rows(Contribution):
@@ -166,27 +197,23 @@ class Together(Contribution):
         self.examples = parts[0].examples
 
     def squared_norms(self) -> Tensor:
-        short = self._by_inner_products()
-        if short is not None:
-            return short
-        size = max(1, WRITTEN_AT_ONCE // max(1, self.parts[0].take(_range(self.parts[0], 0, 1)).instantiate().numel()))
-        pieces = []
-        for start in range(0, self.examples, size):
-            index = _range(self.parts[0], start, min(start + size, self.examples))
-            pieces.append(_squares(Together([part.take(index) for part in self.parts]).instantiate()))
-        return torch.cat(pieces)
+        squares = torch.stack([part.squared_norms() for part in self.parts])
+        products = self._inner_products()
+        if products is not None:
+            # ‖Σ u‖² = Σ ‖u‖² + 2 Σ_{i<j} ⟨u_i, u_j⟩
+            return rounded_up(squares.sum(0) + 2 * products[0], squares.sqrt().sum(0) + (2 * products[1]).sqrt())
+        everyone = torch.arange(self.examples, device=squares.device)
+        one = self.take(everyone[:1]).instantiate().numel()
+        pieces = everyone.split(max(1, WRITTEN_AT_ONCE // max(1, one)))
+        return torch.cat([_squares(self.take(piece).instantiate()) for piece in pieces])
 
-    def _by_inner_products(self) -> Tensor | None:
-        # ‖Σ u‖² = Σ ‖u‖² + 2 Σ_{i<j} ⟨u_i, u_j⟩
-        squares = [part.squared_norms() for part in self.parts]
-        total, scale = torch.stack(squares).sum(0), torch.stack(squares).sqrt().sum(0)
-        for i, left in enumerate(self.parts):
-            for right in self.parts[i + 1 :]:
-                pair = left.inner_products(right) or right.inner_products(left)
-                if pair is None:
-                    return None
-                total, scale = total + 2 * pair[0], scale + (2 * pair[1]).sqrt()
-        return rounded_up(total, scale)
+    def _inner_products(self) -> tuple[Tensor, Tensor] | None:
+        """Summed over all pairs of parts, if each pair knows a short way."""
+        pairs = [left.inner_products(right) or right.inner_products(left) for left, right in combinations(self.parts, 2)]
+        known = [pair for pair in pairs if pair is not None]
+        if len(known) < len(pairs):
+            return None
+        return torch.stack([value for value, _ in known]).sum(0), torch.stack([scale for _, scale in known]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
@@ -222,8 +249,3 @@ def rounded_up(squares: Tensor, scale: Tensor) -> Tensor:
 def _squares(t: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1)
     return norms.square()
-
-
-def _range(part: Contribution, start: int, stop: int) -> Tensor:
-    device = next(v.device for v in vars(part).values() if isinstance(v, Tensor))
-    return torch.arange(start, stop, device=device)

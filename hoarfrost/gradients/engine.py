@@ -20,7 +20,7 @@ from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.batch import Batch, ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
-from hoarfrost.gradients.probe import MERGED, Dims, Shapes
+from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import cannot_tell_examples
 from hoarfrost.gradients.tap import Sink, tap
@@ -50,7 +50,7 @@ class Engine:
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
-        self.shapes: Shapes | None = None  # recorded while that is being found
+        self.seen: Seen | None = None  # recorded while that is being found
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._group: dict[Tensor, int] = dict(
@@ -115,7 +115,8 @@ class Engine:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
 
         def hook(gradient: Tensor) -> None:
-            sink(gradient)
+            with torch.autocast(gradient.device.type, enabled=False):
+                sink(gradient)
             self._finish_later(gradient)
 
         leaf.register_hook(hook)
@@ -166,23 +167,25 @@ class Engine:
         uses = {p: combine(parts) for p, parts in captured.items()}
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
-        norms = self._norms(uses, examples).mul_(scale)
-        factors = self.clipper.factors(norms)
-        finite = norms.isfinite().all(1)
-        if not finite.all():
-            # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
-            kept = finite.nonzero().squeeze(1)
-            uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
-        for p, use in uses.items():
-            clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
-            sums = self.batch.sums
-            sums[p] = sums[p].add_(clipped) if p in sums else clipped
+        with torch.autocast(next(iter(uses)).device.type, enabled=False):
+            norms = self._norms(uses, examples).mul_(scale)
+            factors = self.clipper.factors(norms)
+            finite = norms.isfinite().all(1)
+            if not finite.all():
+                # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
+                kept = finite.nonzero().squeeze(1)
+                uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
+            for p, use in uses.items():
+                clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
+                sums = self.batch.sums
+                sums[p] = sums[p].add_(clipped) if p in sums else clipped
 
     def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
         """[examples, groups], float32, over live parameters."""
-        device = next(iter(uses)).device if uses else None
-        squares = torch.zeros(examples, 1 + max(self._group.values(), default=0), device=device)
+        squares = torch.zeros(examples, 1 + max(self._group.values()), device=next(iter(uses)).device)
         for p, use in uses.items():
+            if use.examples != examples:
+                raise NotPrivate(f"one parameter was used by {use.examples} examples and another by {examples}")
             squares[:, self._group[p]] += use.squared_norms().to(squares)
         return squares.sqrt_()
 

@@ -40,10 +40,10 @@ class ByRule(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if engine.shapes is not None or engine.active:
+        if engine.seen is not None or engine.active:
             self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
-        if engine.shapes is not None:
-            engine.shapes.record(self.module, args, kwargs)
+        if engine.seen is not None:
+            engine.seen.record(self.module, args, kwargs)
             if not self.rule.runs_in_probe:
                 return self.original(*args, **kwargs)
         elif not engine.active or not any(map(engine.trains, self.module.parameters(self.rule.recurse))):
@@ -56,7 +56,7 @@ class Root(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if not engine.active or engine.shapes is not None:
+        if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         where = probe.examples_in((args, kwargs), engine.expected_rows(), engine.batch_first)
         if where.rows == 0:

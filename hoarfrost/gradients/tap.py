@@ -31,7 +31,9 @@ class _Tap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors  # read once: activation checkpointing allows no more
-        ctx.sink(gradient, inputs)
+        # A backward() inside of autocast must not round norms and sums to half precision.
+        with torch.autocast(gradient.device.type, enabled=False):
+            ctx.sink(gradient, inputs)
         # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
         # gradients, and not `torch.autograd.grad` asking for an input's.
         return gradient, torch.zeros(()), None, *(None for _ in inputs)
@@ -42,5 +44,7 @@ def tap(output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
 
     ``anchor`` is a leaf that requires a gradient: it keeps the tap in the graph even where nothing before it needs one.
     """
+    if output._is_view():  # as F.linear's may be: changing a view "in place" would drag its base along
+        output = torch.ops.aten._unsafe_view(output, output.shape)
     result: Tensor = _Tap.apply(output, anchor, sink, *inputs)
     return result

@@ -33,9 +33,7 @@ class _Layer(nn.Module):
         super().__init__()
         self.attention = _Attention(width, heads)
         self.attention_norm = nn.LayerNorm(width)
-        self.feedforward = nn.Sequential(
-            nn.Linear(width, feedforward), nn.GELU(), nn.Linear(feedforward, width)
-        )
+        self.feedforward = nn.Sequential(nn.Linear(width, feedforward), nn.GELU(), nn.Linear(feedforward, width))
         self.feedforward_norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,6 +84,4 @@ def encoder(classes: int = 2) -> Encoder:
     22,713,218 parameters with 2 classes. The shape is that of MiniLM-L6-H384 (Wang et al., 2020), without its
     token types.
     """
-    return Encoder(
-        classes=classes, vocabulary=30522, length=512, width=384, layers=6, heads=12, feedforward=1536
-    )
+    return Encoder(classes=classes, vocabulary=30522, length=512, width=384, layers=6, heads=12, feedforward=1536)

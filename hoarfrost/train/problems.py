@@ -26,6 +26,8 @@ def _sentence(problem: Any, schema: type[BaseModel], given: Mapping[str, Any]) -
             return f"{key} is missing"
         case "value_error":
             message = str(context["error"])
+            if path and message.startswith(path[-1]):
+                return key + message.removeprefix(path[-1])  # it names the key, if not the table
             return f"{key}: {message}" if path else message
         case "union_tag_invalid":
             known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]

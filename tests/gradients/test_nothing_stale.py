@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from hoarfrost.errors import NotPrivate
@@ -232,6 +233,30 @@ def test_autocast_changes_the_arithmetic_and_not_the_clipping() -> None:
     torch.testing.assert_close(flat(sums_so_far(engine)), expected(x), rtol=0.05, atol=0.02)
 
 
+def test_a_backward_pass_inside_of_autocast_does_not_round_the_clipping() -> None:
+    torch.manual_seed(0)
+    for layer, shape in ((nn.Linear(40, 50), (6, 3, 40)), (nn.Conv2d(40, 48, 3, padding=1), (6, 40, 4, 4))):
+        engine = engine_for(layer, 0.5)
+        announce(engine, 1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            squares(layer(torch.randn(shape)[:1]) * 100).backward()
+        sums = sums_so_far(engine)
+        assert all(total.dtype == torch.float32 for total in sums.values())
+        assert 0.499 < float(flat(sums).norm()) <= 0.5 * (1 + 1e-5)
+
+
+def test_random_numbers_in_the_model_are_not_taken_for_mixing() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(F.dropout(x, 0.5) + torch.randn_like(x))
+
+    assert clipped_sums(engine_for(Noisy()), torch.randn(5, 4), squares)
+
+
 def test_an_empty_batch_runs_through_a_model_that_cannot_run_on_nothing() -> None:
     class Views(nn.Module):
         def __init__(self) -> None:
@@ -292,7 +317,43 @@ class MatrixOfItsOwn(nn.Module):
         return self.inner(x) @ self.mix
 
 
+class SortsItsBatch(nn.Module):
+    """By length, as older recurrent code does: the layer sees the examples in another order than the others do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        h = self.second(self.first(x)[order])
+        return h[order.argsort()]
+
+
+class SortsAndPacks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.lstm = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths, order = (x[:, 0, 0].abs() * 2).int().clamp(1, 3).sort(descending=True)
+        packed = pack_padded_sequence(self.first(x)[order], lengths, batch_first=True)
+        return self.lstm(packed)[1][0][0][order.argsort()]
+
+
+class Centres(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x - x.mean(0))
+
+
 REFUSED = {
+    "a batch sorted inside of the model": (SortsItsBatch, torch.randn(5, 4), r"second \(Linear\).* another order"),
+    "a batch sorted and packed": (SortsAndPacks, torch.randn(5, 3, 4) * 3, r"lstm \(LSTM\).* another order"),
+    "a mean over the batch": (Centres, torch.randn(5, 4), r"inner \(Linear\): changing one example"),
     "a weight read by another module": (UsesAnothersWeight, torch.randint(7, (5, 3)), r"table\.weight is used outside"),
     "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be told apart"),
     "a buffer that keeps data": (Counts, torch.randn(5, 4), "buffer seen changes"),

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
-from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Contribution, Dense, Outer, working
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, positions, split_views
-from hoarfrost.gradients.rules.linear import LinearRule
+from hoarfrost.gradients.contributions import Dense, working
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, expect_examples, split_views
+from hoarfrost.gradients.rules.linear import LinearRule, linear
 
 
 class AttentionRule(Rule):
@@ -41,26 +39,6 @@ class AttentionRule(Rule):
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
         expect_examples(recorder, module, (args, kwargs), given["query"], given["key"], given["value"])
         return _attend(recorder, module, *args, **kwargs)
-
-
-def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences: Tensor) -> None:
-    """Refuses any of the ``sequences`` in a call's ``arguments`` whose examples are not where the module expects them.
-
-    Anywhere else they would be steps of one sequence, and see each other.
-    """
-    expected = 0 if module.batch_first else 1
-    tensors = [t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor)]
-    order = {id(t): i for i, t in enumerate(tensors)}
-    dim_of = recorder.example_dims(module, default=expected)
-    for t in sequences:
-        if t.is_nested or t.dim() != 3 or dim_of(order[id(t)], t) != expected:
-            given = "a nested input" if t.is_nested else f"an input of shape {tuple(t.shape)}"
-            raise NotPrivate(
-                f"{recorder.name_of(module)} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, "
-                f"where the {recorder.rows} examples must be dimension {expected} of 3: anywhere else they would be "
-                "steps of one sequence, and mix. Set batch_first to what the model uses, and give every example a "
-                "sequence of its own."
-            )
 
 
 def _attend(
@@ -120,89 +98,10 @@ def _projected(recorder: Recorder, module: Any, q: Tensor, k: Tensor, v: Tensor,
     return *project(q, 0), *project(k, 1), *project(v, 2)
 
 
-ALL = slice(None)
-
-
-def linear(
-    recorder: Recorder,
-    x: Tensor,
-    dim: int,
-    weight: nn.Parameter,
-    bias: nn.Parameter | None,
-    weight_rows: slice = ALL,
-    bias_rows: slice = ALL,
-) -> Tensor:
-    """x Wᵀ + b, where W and b are some rows of these parameters and ``dim`` of ``x`` counts examples."""
-    output = F.linear(x, weight.detach()[weight_rows], None if bias is None else bias.detach()[bias_rows])
-    if not live(weight, bias):
-        return output
-
-    def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        record_linear(recorder, inputs[0], gradient, dim, weight, bias, weight_rows, bias_rows)
-
-    return recorder.tap(output, sink, x)
-
-
-def live(*parameters: nn.Parameter | None) -> bool:
-    """Whether any of them is to be trained."""
-    return any(p is not None and p.requires_grad for p in parameters)
-
-
-def record_linear(
-    recorder: Recorder,
-    x: Tensor,
-    g: Tensor,
-    dim: int,
-    weight: nn.Parameter,
-    bias: nn.Parameter | None,
-    weight_rows: slice = ALL,
-    bias_rows: slice = ALL,
-) -> None:
-    """Adds what such a map contributes, from its input ``x`` and output gradient ``g``."""
-    x, g = (positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
-    if weight.requires_grad:
-        start, stop, _ = weight_rows.indices(len(weight))
-        whole = stop - start == len(weight)
-        recorder.add(weight, Outer(x, g) if whole else Block(x, g, start, len(weight)))
-    if bias is not None and bias.requires_grad:
-        start, stop, _ = bias_rows.indices(len(bias))
-        recorder.add(bias, Dense(F.pad(working(g).sum(1), (start, len(bias) - stop))))
-
-
-class Block(Contribution):
-    """An `Outer` about the rows from ``start`` on, of a matrix that has ``height`` rows."""
-
-    def __init__(self, a: Tensor, g: Tensor, start: int, height: int):
-        self.a, self.g, self.outer = a, g, Outer(a, g)
-        self.examples, self.start, self.stop, self.height = len(a), start, start + g.shape[2], height
-
-    def squared_norms(self) -> Tensor:
-        return self.outer.squared_norms()
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self._placed(self.outer.weighted_sum(weights))
-
-    def instantiate(self) -> Tensor:
-        return self._placed(self.outer.instantiate())
-
-    def take(self, index: Tensor) -> Contribution:
-        return Block(self.a[index], self.g[index], self.start, self.height)
-
-    def inner_products(self, other: Contribution) -> tuple[Tensor, Tensor] | None:
-        if not isinstance(other, Block) or (self.start < other.stop and other.start < self.stop):
-            return None
-        # The three projections of one call have no row in common.
-        zeros = self.outer.g.new_zeros(self.examples)
-        return zeros, zeros
-
-    def _placed(self, rows: Tensor) -> Tensor:
-        return F.pad(rows, (0, 0, self.start, self.height - self.stop))
-
-
 def _for_each_row(recorder: Recorder, parameter: nn.Parameter, rows: int) -> Tensor:
     """A key or value [1, 1, E] that the sequences share, once for each of them: [rows, 1, E]."""
     copies = parameter.detach().repeat(rows, 1, 1)
-    if not parameter.requires_grad:
+    if not recorder.trains(parameter):
         return copies
     views = recorder.views
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution
@@ -110,6 +111,26 @@ def split_views(t: Tensor, views: int) -> Tensor:
 def positions(t: Tensor) -> Tensor:
     """[B, K, ..., channels] → [B, T, channels]."""
     return t.reshape(t.shape[0], -1, t.shape[-1]) if t.numel() else t.new_zeros(t.shape[0], 1, t.shape[-1])
+
+
+def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences: Tensor) -> None:
+    """Refuses any of the ``sequences`` in a call's ``arguments`` whose examples are not where the module expects them.
+
+    Anywhere else they would be steps of one sequence, and see each other.
+    """
+    expected = 0 if module.batch_first else 1
+    tensors = [t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor)]
+    order = {id(t): i for i, t in enumerate(tensors)}
+    dim_of = recorder.example_dims(module, default=expected)
+    for t in sequences:
+        if t.is_nested or t.dim() != 3 or dim_of(order[id(t)], t) != expected:
+            given = "a nested input" if t.is_nested else f"an input of shape {tuple(t.shape)}"
+            raise NotPrivate(
+                f"{recorder.name_of(module)} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, "
+                f"where the {recorder.rows} examples must be dimension {expected} of 3: anywhere else they would be "
+                "steps of one sequence, and mix. Set batch_first to what the model uses, and give every example a "
+                "sequence of its own."
+            )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hoarfrost.gradients import costs
+from hoarfrost.gradients import buffers, costs
 from hoarfrost.gradients.contributions import Contribution, Dense, rounded_up, working
 from hoarfrost.gradients.rules.base import LayerRule, Parts
 
@@ -42,7 +42,7 @@ class Window(Contribution):
         self._written: Tensor | None = None
         # The views of an example meet in its norm, which the pixel products of one view do not see.
         if x.shape[1] > 1 or not self.examples or costs.cheapest(self._costs()) == "written":
-            self._written = self.instantiate()
+            self._written = self._write(buffers.lend(self, (self.examples, *module.weight.shape), self.g))
             del self.x, self.g
 
     def squared_norms(self) -> Tensor:
@@ -56,27 +56,35 @@ class Window(Contribution):
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
         m, x, g = self.module, self.x.flatten(0, 1), self.g.flatten(0, 1)
-        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
         padding = m.padding
         if m.padding_mode != "zeros" or isinstance(padding, str):
             x, padding = self._padded(x), [0] * len(m.kernel_size)
         weight = m.weight.detach().to(g.dtype)
         settings = (m.stride, padding, m.dilation, m.transposed, m.output_padding, m.groups)
-        result: Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, [False, True, False])[1]
+        with buffers.borrowed(g) as scaled:
+            torch.mul(g, weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1)), out=scaled)
+            result: Tensor = torch.ops.aten.convolution_backward(
+                scaled, x, weight, None, *settings, [False, True, False]
+            )[1]
         return result
 
     def instantiate(self) -> Tensor:
         if self._written is not None:
             return self._written
+        return self._write(self.g.new_empty(self.examples, *self.module.weight.shape))
+
+    def _write(self, written: Tensor) -> Tensor:
         shape, groups, views = self.module.weight.shape, self.module.groups, self.x.shape[1]
-        written = self.g.new_empty(self.examples, *shape)
         one_patch = prod(shape[1:]) * groups * prod((self.x if self.module.transposed else self.g).shape[3:])
         size = self._at_once(views * one_patch)
         for at in range(0, self.examples, size):
             z, g = self._roles(slice(at, at + size))
             patches = _patches(z, self.module, g.shape[2:]).reshape(len(z) * groups, -1, prod(g.shape[2:]))
-            gradient = torch.bmm(g.reshape(len(g) * groups, -1, prod(g.shape[2:])), patches.mT)
-            written[at : at + size] = gradient.view(-1, views, *shape).sum(1) if views > 1 else gradient.view(-1, *shape)
+            g = g.reshape(len(g) * groups, -1, prod(g.shape[2:]))
+            if views == 1:
+                torch.bmm(g, patches.mT, out=written[at : at + size].view(len(g), g.shape[1], -1))
+            else:
+                torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=written[at : at + size])
         return written
 
     def take(self, index: Tensor) -> Contribution:

@@ -1,11 +1,12 @@
-"""Linear layers: torch's, and the transposed one of transformers (Conv1D)."""
+"""Linear maps: torch's layer, the transposed one of transformers (Conv1D), and those inside of larger layers."""
 
 from typing import Any
 
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from hoarfrost.gradients.contributions import Dense, Outer, working
-from hoarfrost.gradients.rules.base import LayerRule, Parts, positions
+from hoarfrost.gradients.contributions import Block, Dense, Outer, working
+from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, positions, split_views
 
 
 class LinearRule(LayerRule):
@@ -25,3 +26,52 @@ class TransposedLinearRule(LinearRule):
     """The same with the weight stored as [inputs, outputs]."""
 
     transposed = True
+
+
+ALL = slice(None)
+
+
+def linear(
+    recorder: Recorder,
+    x: Tensor,
+    dim: int,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    weight_rows: slice = ALL,
+    bias_rows: slice = ALL,
+) -> Tensor:
+    """x Wᵀ + b, where W and b are some rows of these parameters and ``dim`` of ``x`` counts examples."""
+    output = F.linear(x, weight.detach()[weight_rows], None if bias is None else bias.detach()[bias_rows])
+    if not trained(recorder, weight, bias):
+        return output
+
+    def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        record_linear(recorder, inputs[0], gradient, dim, weight, bias, weight_rows, bias_rows)
+
+    return recorder.tap(output, sink, x)
+
+
+def trained(recorder: Recorder, *parameters: nn.Parameter | None) -> bool:
+    """Whether any of them is live."""
+    return any(p is not None and recorder.trains(p) for p in parameters)
+
+
+def record_linear(
+    recorder: Recorder,
+    x: Tensor,
+    g: Tensor,
+    dim: int,
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    weight_rows: slice = ALL,
+    bias_rows: slice = ALL,
+) -> None:
+    """Adds what such a map contributes, from its input ``x`` and output gradient ``g``."""
+    x, g = (positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
+    if recorder.trains(weight):
+        start, stop, _ = weight_rows.indices(len(weight))
+        whole = stop - start == len(weight)
+        recorder.add(weight, Outer(x, g) if whole else Block(x, g, start, len(weight)))
+    if bias is not None and recorder.trains(bias):
+        start, stop, _ = bias_rows.indices(len(bias))
+        recorder.add(bias, Dense(F.pad(working(g).sum(1), (start, len(bias) - stop))))

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hoarfrost.gradients.rules.attention import expect_examples, linear, live, record_linear
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples, expect_examples
+from hoarfrost.gradients.rules.linear import linear, record_linear, trained
 
 State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
 
@@ -135,7 +135,7 @@ class _EachStep:
     """
 
     def __init__(self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, onto: Tensor):
-        self.weight, self.live = weight.detach().T, live(weight, bias)
+        self.weight, self.live = weight.detach().T, trained(recorder, weight, bias)
         seen = self.seen = [weight.new_empty(0)] * len(onto)
         if bias is not None:
             onto = onto + bias.detach()

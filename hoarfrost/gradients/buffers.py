@@ -1,0 +1,46 @@
+"""Large buffers that are used again from step to step: on a CPU, fresh pages cost more than the arithmetic in them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADROOM = 1.2  # Poisson batches differ in size: the next one may be a little larger
+_free: dict[torch.dtype, list[Tensor]] = {}
+
+
+def lend(owner: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """An uninitialised tensor of ``shape`` that belongs to ``owner`` as long as that lives, and to the next one after.
+
+    On other devices, whose allocator keeps its pages, this is a plain `new_empty`.
+    """
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    size, free = prod(shape), _free.setdefault(like.dtype, [])
+    fitting = [buffer for buffer in free if size <= buffer.numel() <= 4 * size + 4096]
+    if fitting:
+        buffer = min(fitting, key=Tensor.numel)
+        free[:] = [other for other in free if other is not buffer]
+    else:
+        if free:
+            free.pop()  # make room before asking for more
+        buffer = like.new_empty(int(HEADROOM * size))
+    weakref.finalize(owner, free.append, buffer)
+    return buffer[:size].view(shape)
+
+
+@contextmanager
+def borrowed(like: Tensor) -> Iterator[Tensor]:
+    """An uninitialised tensor of the shape of ``like`` for the length of a block."""
+
+    class Borrower:
+        """Lives as long as the block."""
+
+    borrower = Borrower()
+    yield lend(borrower, tuple(like.shape), like)

@@ -1,0 +1,157 @@
+"""Data sets by name, from files, and augmented: deterministic, checked, and never unpickled."""
+
+import doctest
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from hoarfrost import data
+from hoarfrost.errors import InvalidValue, MissingExtra
+
+
+def tensors() -> dict[str, Tensor]:
+    return {
+        "x_train": torch.rand(6, 1, 4, 4),
+        "y_train": torch.tensor([0, 1, 2, 0, 1, 2]),
+        "x_test": torch.rand(3, 1, 4, 4),
+        "y_test": torch.tensor([2, 1, 0]),
+    }
+
+
+def saved(path: Path, tensors: dict[str, Tensor]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **{name: value.numpy() for name, value in tensors.items()})
+    else:
+        save_file(tensors, path)
+    return path
+
+
+def test_digits_are_1500_to_train_on_and_297_others_to_test_on() -> None:
+    splits = data.load("digits")
+    x, _ = splits.train.tensors
+    assert (len(splits.train), len(splits.test), splits.shape, splits.classes) == (1500, 297, (1, 8, 8), 10)
+    assert x.dtype == torch.float32
+    assert (x.min(), x.max()) == (0, 1)
+    everything = torch.cat([x, splits.test.tensors[0]]).flatten(1)
+    assert len(everything.unique(dim=0)) == 1797
+
+
+def test_digits_are_split_the_same_way_for_ever() -> None:
+    labels = data.load("digits").test.tensors[1]
+    assert labels[:12].tolist() == [2, 2, 9, 8, 8, 3, 6, 0, 4, 4, 7, 6]
+    assert labels.bincount().min() >= 20  # every digit is there to be tested
+
+
+def test_without_scikit_learn_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'hoarfrost\[data\]'"):
+        data.load("digits")
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidValue, match="no data set named 'mnist'; known by name: digits"):
+        data.load("mnist")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_file_gives_back_what_was_saved(tmp_path: Path, suffix: str) -> None:
+    given = tensors()
+    splits = data.from_file(saved(tmp_path / f"mine{suffix}", given))
+    assert torch.equal(splits.train.tensors[0], given["x_train"])
+    assert torch.equal(splits.test.tensors[1], given["y_test"])
+    assert splits.classes == 3
+
+
+def test_pixels_are_scaled_and_token_ids_stay_whole(tmp_path: Path) -> None:
+    pixels = tensors() | {"x_train": torch.full((6, 2), 255, dtype=torch.uint8), "x_test": torch.zeros(3, 2)}
+    assert data.from_file(saved(tmp_path / "pixels.npz", pixels)).train.tensors[0].unique().tolist() == [1.0]
+    tokens = tensors() | {"x_train": torch.ones(6, 2, dtype=torch.int32), "x_test": torch.ones(3, 2, dtype=torch.int32)}
+    assert data.from_file(saved(tmp_path / "tokens.npz", tokens)).train.tensors[0].dtype == torch.int64
+
+
+BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
+    "missing part": ({"y_test": None}, "lacks y_test; it holds x_test, x_train, y_train"),
+    "lengths": ({"y_train": torch.zeros(5, dtype=torch.long)}, "x_train has 6 examples but y_train has 5 labels"),
+    "no examples": ({"x_test": torch.zeros(0, 1, 4, 4)}, "x_test is empty"),
+    "labels not whole": ({"y_train": torch.zeros(6)}, "y_train must hold whole numbers"),
+    "labels one-hot": ({"y_train": torch.zeros(6, 3, dtype=torch.long)}, "y_train must have one dimension"),
+    "labels negative": ({"y_test": torch.tensor([0, -1, 1])}, "classes are counted from 0"),
+    "shapes": ({"x_test": torch.zeros(3, 1, 5, 5)}, r"shape \(1, 4, 4\), those to test on \(1, 5, 5\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_tensors_that_do_not_fit_together_are_refused_by_name(tmp_path: Path, case: str) -> None:
+    changes, message = BAD[case]
+    given = {name: value for name, value in (tensors() | changes).items() if value is not None}
+    path = saved(tmp_path / "bad.npz", given)
+    with pytest.raises(InvalidValue, match=message) as caught:
+        data.from_file(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_label_beyond_the_stated_classes_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mine.safetensors", tensors())
+    assert data.from_file(path, classes=5).classes == 5
+    with pytest.raises(InvalidValue, match="there is a label 2, but 2 classes have labels 0 to 1"):
+        data.from_file(path, classes=2)
+
+
+def test_a_pickle_in_an_archive_is_never_opened(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.npz"
+    np.savez(path, x_train=np.array([{"run": "me"}], dtype=object), y_train=[0], x_test=[0.0], y_test=[0])
+    with pytest.raises(InvalidValue, match=r"cannot read .*hostile\.npz as a npz file: Object arrays"):
+        data.from_file(path)
+
+
+@pytest.mark.parametrize("name", ["rubbish.npz", "rubbish.safetensors"])
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not an archive at all")
+    with pytest.raises(InvalidValue, match="cannot read"):
+        data.from_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["absent.npz", "absent.safetensors"])
+def test_a_missing_file_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidValue, match="no data file at"):
+        data.from_file(tmp_path / name)
+    with pytest.raises(InvalidValue, match=r"neither a \.safetensors nor a \.npz"):
+        data.from_file(tmp_path / "table.csv")
+
+
+def test_augmentation_moves_the_picture_and_never_the_label() -> None:
+    picture = torch.zeros(1, 1, 8, 8)
+    picture[0, 0, 4, 4] = 1
+    shifted = data.Augmented(TensorDataset(picture, torch.tensor([7])), shift=1)
+    seen = set()
+    for _ in range(200):
+        image, label = shifted[0]
+        assert (label, image.shape, image.sum()) == (7, (1, 8, 8), 1)
+        seen.add(tuple(image.nonzero()[0].tolist()[1:]))
+    assert seen == {(row, column) for row in (3, 4, 5) for column in (3, 4, 5)}
+
+
+def test_mirroring_happens_half_of_the_time() -> None:
+    picture = torch.arange(4.0).reshape(1, 1, 1, 4)
+    flipped = data.Augmented(TensorDataset(picture, torch.tensor([0])), flip=True)
+    mirrored = sum(flipped[0][0].flatten()[0].item() == 3 for _ in range(400))
+    assert 140 < mirrored < 260
+
+
+def test_only_images_are_augmented() -> None:
+    with pytest.raises(InvalidValue, match="for images"):
+        data.Augmented(TensorDataset(torch.zeros(3, 5), torch.zeros(3)), shift=1)
+    with pytest.raises(InvalidValue, match="a shift of 8 pixels"):
+        data.Augmented(TensorDataset(torch.zeros(3, 1, 8, 8), torch.zeros(3)), shift=8)
+
+
+@pytest.mark.parametrize("name", ["augment", "digits", "files", "splits"])
+def test_examples_in_the_documentation_are_true(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"hoarfrost.data.{name}")).failed == 0

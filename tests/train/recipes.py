@@ -1,0 +1,33 @@
+"""A recipe small enough to run in a test, and how to vary it."""
+
+from typing import Any
+
+from hoarfrost.train import Recipe
+
+# The noise is given and RDP is the accountant, so that nothing is calibrated.
+TINY: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits"},
+    "model": {"name": "mlp", "hidden": [8]},
+    "optimizer": {"kind": "sgd", "lr": 0.5},
+    "privacy": {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 300, "steps": 7, "accountant": "rdp"},
+    "loop": {"threads": 1},
+}
+
+
+def tiny(**changes: Any) -> Recipe:
+    """The tiny recipe with keys replaced: ``tiny(privacy__steps=3)``. None takes a key out."""
+    given = {table: dict(entries) for table, entries in TINY.items()}
+    for key, value in changes.items():
+        table, _, entry = key.partition("__")
+        if entry:
+            given.setdefault(table, {})[entry] = value
+        else:
+            given[table] = value
+    return Recipe.model_validate(
+        {
+            table: {key: value for key, value in entries.items() if value is not None}
+            if isinstance(entries, dict)
+            else entries
+            for table, entries in given.items()
+        }
+    )

@@ -10,6 +10,7 @@ demo: $(call STAMP,data)
 
 test: $(call STAMP,dev)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(PY) -m pytest
 

@@ -1,10 +1,37 @@
 """Hoarfrost: differentially private PyTorch training that spends the noise only where it pays."""
 
-from hoarfrost import budget
-from hoarfrost import clipping as clip
-from hoarfrost.gradients.compatible import make_compatible
-from hoarfrost.gradients.independence import check_independence
-from hoarfrost.private import Private, make_private
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hoarfrost import budget as budget
+    from hoarfrost import clipping as clip
+    from hoarfrost.gradients.compatible import make_compatible as make_compatible
+    from hoarfrost.gradients.independence import check_independence as check_independence
+    from hoarfrost.private import Private as Private
+    from hoarfrost.private import make_private as make_private
 
 __version__ = "0.1.0"
 __all__ = ["Private", "budget", "check_independence", "clip", "make_compatible", "make_private"]
+
+# Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
+_WHERE = {
+    "Private": "hoarfrost.private",
+    "budget": "hoarfrost.budget",
+    "check_independence": "hoarfrost.gradients.independence",
+    "clip": "hoarfrost.clipping",
+    "make_compatible": "hoarfrost.gradients.compatible",
+    "make_private": "hoarfrost.private",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_WHERE[name])
+    value = globals()[name] = module if name in ("budget", "clip") else getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -168,9 +168,7 @@ def make_private(
     validate.not_negative(noise_multiplier=noise_multiplier)
     validate.finite(noise_multiplier=noise_multiplier)
 
-    engine = Engine(
-        model, parameters, clip, loss_reduction=loss_reduction, views=views, batch_first=batch_first
-    )
+    engine = Engine(model, parameters, clip, loss_reduction=loss_reduction, views=views, batch_first=batch_first)
     loader.on_chunk = engine.batch.receive
     private_optimizer = PrivateOptimizer(
         optimizer, engine, Noise(seed), parameters=parameters, noise_multiplier=noise_multiplier,

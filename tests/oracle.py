@@ -22,7 +22,9 @@ def gradients(model: nn.Module, batch: Any, loss: Loss, *, views: int = 1, dim: 
     live = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result = []
     for example in range(rows // views):
-        total = {name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in live.items()}
+        total = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for name, p in live.items()
+        }
         for row in range(example * views, (example + 1) * views):
             one = map_tensors(lambda t, row=row: t.narrow(0 if t.dim() == 1 else dim, row, 1), batch)
             found = torch.autograd.grad(loss(model, one), list(live.values()), allow_unused=True)

@@ -39,7 +39,9 @@ def data(n: int = N) -> TensorDataset:
     return TensorDataset(torch.randn(n, 4), torch.randint(3, (n,)))
 
 
-def private(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, dataset: Any = None, **options: Any) -> Any:
+def private(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, dataset: Any = None, **options: Any
+) -> Any:
     settings = {"sample_rate": 1.0, "noise_multiplier": 0.0, "delta": 1e-5, "clip": hoarfrost.clip.Local(1e6)}
     if isinstance(dataset, DataLoader) or "batch_size" in options:
         del settings["sample_rate"]
@@ -49,7 +51,9 @@ def private(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, da
     )  # fmt: skip
 
 
-def train(p: Any, epochs: int, loss: Callable[..., Tensor] = F.cross_entropy, after: Callable[[], None] = lambda: None) -> None:
+def train(
+    p: Any, epochs: int, loss: Callable[..., Tensor] = F.cross_entropy, after: Callable[[], None] = lambda: None
+) -> None:
     model, optimizer, loader = p
     for _ in range(epochs):
         for x, y in loader:
@@ -143,7 +147,7 @@ def test_views_are_averaged_before_they_are_clipped() -> None:
     augmented = Augmented()
     p = private(model, dataset=augmented, views=3, clip=hoarfrost.clip.Local(0.2))
     before = copy.deepcopy(model.state_dict())
-    (x, y), = list(p.loader)
+    ((x, y),) = list(p.loader)
     plain = small()
     plain.load_state_dict(before)
     per_example = oracle.gradients(plain, (x, y), lambda m, b: F.cross_entropy(m(b[0]), b[1]), views=3)
@@ -180,7 +184,9 @@ def test_noise_has_the_right_size_on_every_live_coordinate_and_is_fresh_every_st
 
 def test_empty_batches_are_steps_of_noise_and_are_counted() -> None:
     model = small()
-    p = private(model, dataset=data(50), sample_rate=1e-9, steps=30, noise_multiplier=1.0, clip=hoarfrost.clip.Local(1.0))
+    p = private(
+        model, dataset=data(50), sample_rate=1e-9, steps=30, noise_multiplier=1.0, clip=hoarfrost.clip.Local(1.0)
+    )
     gradients = []
     for x, y in p.loader:
         assert len(x) == len(y) == 0
@@ -322,7 +328,9 @@ def test_a_data_loader_lends_its_collate_function_workers_and_batch_size() -> No
         return {"x": torch.stack([x for x, _ in rows]), "rest": (torch.stack([y for _, y in rows]),)}
 
     model = small()
-    p = private(model, dataset=DataLoader(data(), batch_size=15, shuffle=True, collate_fn=collate), noise_multiplier=1.0)
+    p = private(
+        model, dataset=DataLoader(data(), batch_size=15, shuffle=True, collate_fn=collate), noise_multiplier=1.0
+    )
     assert p.sample_rate == 0.25
     sizes = []
     for _ in range(5):
@@ -357,7 +365,9 @@ def test_examples_may_lie_along_the_second_dimension() -> None:
     p = private(model, dataset=DataLoader(rows, batch_size=9, collate_fn=collate), batch_first=False,
                 clip=hoarfrost.clip.Local(norm))  # fmt: skip
     train(p, 1)
-    torch.testing.assert_close(model.inner.weight.grad, oracle.clipped_sum(per_example, norm)["inner.weight"] / 9, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        model.inner.weight.grad, oracle.clipped_sum(per_example, norm)["inner.weight"] / 9, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_closure_is_called_once_and_stepped_with() -> None:

@@ -35,9 +35,11 @@ def make_compatible(model: nn.Module) -> Compatible:
         if replacement is None:
             continue
         replacement.train(module.training)
-        after = f"GroupNorm({replacement.num_groups}, {replacement.num_channels})" if isinstance(
-            replacement, nn.GroupNorm
-        ) else f"{type(module).__name__} without running statistics"
+        after = (
+            f"GroupNorm({replacement.num_groups}, {replacement.num_channels})"
+            if isinstance(replacement, nn.GroupNorm)
+            else f"{type(module).__name__} without running statistics"
+        )
         changes.append(f"{name or 'the model'}: {type(module).__name__}({module.num_features}) → {after}")
         if not name:
             return Compatible(replacement, changes)

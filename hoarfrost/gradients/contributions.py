@@ -209,7 +209,9 @@ class Together(Contribution):
 
     def _inner_products(self) -> tuple[Tensor, Tensor] | None:
         """Summed over all pairs of parts, if each pair knows a short way."""
-        pairs = [left.inner_products(right) or right.inner_products(left) for left, right in combinations(self.parts, 2)]
+        pairs = [
+            left.inner_products(right) or right.inner_products(left) for left, right in combinations(self.parts, 2)
+        ]
         known = [pair for pair in pairs if pair is not None]
         if len(known) < len(pairs):
             return None

@@ -53,9 +53,7 @@ class Engine:
         self.seen: Seen | None = None  # recorded while that is being found
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
-        self._group: dict[Tensor, int] = dict(
-            zip(parameters.values(), clipper.groups(list(parameters)), strict=True)
-        )
+        self._group: dict[Tensor, int] = dict(zip(parameters.values(), clipper.groups(list(parameters)), strict=True))
         self._captured: dict[nn.Parameter, list[Contribution]] = {}
         self._pass = -1  # the backward pass that the captured contributions belong to
         self._anchor = torch.zeros((), requires_grad=True)

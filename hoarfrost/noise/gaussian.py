@@ -81,11 +81,7 @@ class Noise:
         afterwards: list[tuple[Tensor, Tensor]] = []
         for (device, dtype), pieces in _by_kind(tensors, stds, afterwards).items():
             on_cpu = device.type == "cpu" and not self._chacha
-            add = (
-                partial(_add_aes, self._stream)
-                if on_cpu
-                else partial(_add_chacha, self._stream.subkey("chacha"))
-            )
+            add = partial(_add_aes, self._stream) if on_cpu else partial(_add_chacha, self._stream.subkey("chacha"))
             for parts in _chunks(pieces, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
                 job = partial(add, draw, next(numbers), dtype, parts)
                 jobs.append(job) if on_cpu else job()
@@ -123,9 +119,7 @@ def _by_kind(
     A tensor with gaps gets its noise in a buffer of its own: the pair of them goes to `afterwards`.
     """
     if len(tensors) != len(stds):
-        raise InvalidValue(
-            f"every tensor needs its standard deviation: got {len(tensors)} tensors, {len(stds)} stds"
-        )
+        raise InvalidValue(f"every tensor needs its standard deviation: got {len(tensors)} tensors, {len(stds)} stds")
     kinds: dict[tuple[torch.device, torch.dtype], list[_Piece]] = {}
     for tensor, std in zip(tensors, stds, strict=True):
         validate.not_negative(std=std)
@@ -157,9 +151,7 @@ def _flat(tensor: Tensor) -> Tensor | None:
 
 def _refuse_overlap(pieces: list[_Piece]) -> None:
     """Threads that add to the same memory at once would lose noise."""
-    spans = sorted(
-        (p.flat.data_ptr(), p.flat.data_ptr() + p.flat.numel() * p.flat.element_size()) for p in pieces
-    )
+    spans = sorted((p.flat.data_ptr(), p.flat.data_ptr() + p.flat.numel() * p.flat.element_size()) for p in pieces)
     if any(start < previous_stop for (_, previous_stop), (start, _) in pairwise(spans)):
         raise InvalidValue("two of the tensors share memory (tied weights?): pass each tensor once")
 
@@ -214,9 +206,7 @@ def _add_aes(stream: Keystream, draw: int, number: int, dtype: torch.dtype, part
 
 def _add_chacha(key: bytes, draw: int, number: int, dtype: torch.dtype, parts: list[_Piece]) -> None:
     even = _even(parts)
-    words = chacha.words(key, draw, number, even * dtype.itemsize // 4, parts[0].flat.device).view(
-        WORD[dtype]
-    )
+    words = chacha.words(key, draw, number, even * dtype.itemsize // 4, parts[0].flat.device).view(WORD[dtype])
     normals = torch.empty(even, dtype=dtype, device=words.device)
     box_muller(words, torch.empty_like(normals), normals)
     _add(parts, normals)

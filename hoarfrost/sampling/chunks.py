@@ -45,8 +45,6 @@ class Plan:
             most = self.chunk_examples or max(1, len(examples))
             for start in range(0, max(1, len(examples)), most):
                 part = examples[start : start + most]
-                self.waiting.append(
-                    Chunk(examples=len(part), first=start == 0, last=start + most >= len(examples))
-                )
+                self.waiting.append(Chunk(examples=len(part), first=start == 0, last=start + most >= len(examples)))
                 if part:
                     yield [index for index in part for _ in range(self.views)]

@@ -99,9 +99,7 @@ class PoissonLoader:
         self._stream = Keystream("sampling", seed)
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has a plan.
         self._batches = _Batches()
-        self._loader: DataLoader = DataLoader(
-            self.dataset, batch_sampler=self._batches, **loader_settings(data)
-        )
+        self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
 
     def __len__(self) -> int:
         """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks."""

@@ -43,9 +43,7 @@ def poisson_of(data: Dataset | DataLoader, batch_size: float | None, sample_rate
     if batch_size is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
     if batch_size is None:
-        raise InvalidValue(
-            "how many examples to expect in a batch is not said: give batch_size or sample_rate"
-        )
+        raise InvalidValue("how many examples to expect in a batch is not said: give batch_size or sample_rate")
     return Poisson.of_batch(batch_size, size)
 
 
@@ -63,11 +61,7 @@ def loader_settings(data: Dataset | DataLoader) -> dict[str, Any]:
 def _refuse_own_sampling(loader: DataLoader, size: int) -> None:
     """A loader's own order is replaced, which is no loss if it only meant "every record once"."""
     if loader.batch_size is None:
-        what = (
-            "no batches at all (batch_size=None)"
-            if loader.batch_sampler is None
-            else "a batch_sampler of its own"
-        )
+        what = "no batches at all (batch_size=None)" if loader.batch_sampler is None else "a batch_sampler of its own"
         raise NotPrivate(
             f"the DataLoader has {what}, which Poisson sampling would have to replace. Give it a batch_size, "
             "or pass its dataset instead"

@@ -17,10 +17,14 @@ def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
     return projected(model(batch)).sum()
 
 
-def fast(model: nn.Module, batch: object, clip_norm: float, setting: Setting, reduction: str = "sum") -> dict[str, torch.Tensor]:
+def fast(
+    model: nn.Module, batch: object, clip_norm: float, setting: Setting, reduction: str = "sum"
+) -> dict[str, torch.Tensor]:
     names = {p: name for name, p in model.named_parameters()}
     live = {name: p for p, name in names.items() if p.requires_grad}
-    engine = Engine(model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0)
+    engine = Engine(
+        model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0
+    )
     losses = projected(model_output(engine, model, batch, setting))
     (losses.sum() if reduction == "sum" else losses.mean()).backward()
     assert all(p.grad is None for p in names)
@@ -46,7 +50,9 @@ def test_clipped_sums_equal_the_oracle(setting: Setting, dtype: torch.dtype) -> 
         for name, want in expected.items():
             got = found.get(name, torch.zeros_like(want))
             assert got.shape == want.shape
-            torch.testing.assert_close(got, want.to(got.dtype), rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                got, want.to(got.dtype), rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def cast(batch: object, dtype: torch.dtype) -> object:

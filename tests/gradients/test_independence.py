@@ -38,7 +38,9 @@ def test_independent_models_and_losses_pass() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     batch = (torch.randn(6, 4), torch.randint(3, (6,)))
     hoarfrost.check_independence(model, batch, cross_entropy)
-    hoarfrost.check_independence(model, batch, lambda o, b: F.cross_entropy(o, b[1], reduction="sum"), loss_reduction="sum")
+    hoarfrost.check_independence(
+        model, batch, lambda o, b: F.cross_entropy(o, b[1], reduction="sum"), loss_reduction="sum"
+    )
     hoarfrost.check_independence(model, batch, lambda o, b: F.cross_entropy(o, b[1], reduction="none"))
 
 

@@ -79,7 +79,9 @@ def test_tied_words_move_the_sum_by_at_most_the_sensitivity() -> None:
     for _ in range(100):
         base, other = torch.randint(11, (3, 6)), torch.randint(11, (1, 6)) * int(torch.randint(2, ()))
         loss = lambda output: output.square().sum() * 50  # noqa: E731
-        distance = (flat(clipped_sums(engine, torch.cat([base, other]), loss)) - flat(clipped_sums(engine, base, loss))).norm()
+        distance = (
+            flat(clipped_sums(engine, torch.cat([base, other]), loss)) - flat(clipped_sums(engine, base, loss))
+        ).norm()
         assert float(distance) <= ALLOWED
 
 

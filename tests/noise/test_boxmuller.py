@@ -17,9 +17,7 @@ def normals(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_extreme_word_gives_a_finite_number(dtype):
     limit = torch.iinfo(WORD[dtype])
-    extremes = torch.tensor(
-        [0, -1, 1, -2, limit.min, limit.min + 1, limit.max, limit.max - 1], dtype=WORD[dtype]
-    )
+    extremes = torch.tensor([0, -1, 1, -2, limit.min, limit.min + 1, limit.max, limit.max - 1], dtype=WORD[dtype])
     radii, angles = torch.cartesian_prod(extremes, extremes).unbind(1)
     assert normals(torch.cat((radii, angles)), dtype).isfinite().all()
 

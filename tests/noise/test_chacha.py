@@ -15,14 +15,10 @@ def reference(key: bytes, draw: int, chunk: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000, 40_001])
-@pytest.mark.parametrize(
-    ("draw", "chunk"), [(0, 0), (1, 2), ((1 << 64) - 1, (1 << 32) - 1), (1 << 63, 1 << 31)]
-)
+@pytest.mark.parametrize(("draw", "chunk"), [(0, 0), (1, 2), ((1 << 64) - 1, (1 << 32) - 1), (1 << 63, 1 << 31)])
 def test_the_keystream_is_the_reference_byte_for_byte(count, draw, chunk):
     key = os.urandom(32)
-    assert chacha.words(key, draw, chunk, count, "cpu").numpy().tobytes() == reference(
-        key, draw, chunk, count
-    )
+    assert chacha.words(key, draw, chunk, count, "cpu").numpy().tobytes() == reference(key, draw, chunk, count)
 
 
 def test_the_standards_own_vector():

@@ -19,9 +19,7 @@ def small_device_chunks(monkeypatch):
     monkeypatch.setattr(gaussian, "DEVICE_CHUNK", 1 << 16)
 
 
-def draw(
-    seed: int = 0, size: int = MILLION, dtype: torch.dtype = torch.float32, chacha: bool = False
-) -> np.ndarray:
+def draw(seed: int = 0, size: int = MILLION, dtype: torch.dtype = torch.float32, chacha: bool = False) -> np.ndarray:
     return Noise(seed, _chacha=chacha).standard((size,), dtype=dtype).double().numpy()
 
 
@@ -127,9 +125,7 @@ def test_many_tensors_of_any_size_get_noise_everywhere_once(chacha):
     assert (flat != 0).all()
     assert float(flat.std()) == pytest.approx(1, rel=0.005)
     assert stats.kstest(flat.numpy(), "norm").pvalue > 1e-3
-    assert len(flat.double().unique()) > 0.95 * len(
-        flat
-    )  # float32 has a few coincidences, never a repeated chunk
+    assert len(flat.double().unique()) > 0.95 * len(flat)  # float32 has a few coincidences, never a repeated chunk
 
 
 def test_tensors_get_the_same_noise_as_one_long_tensor():

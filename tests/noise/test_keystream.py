@@ -21,21 +21,14 @@ def test_the_bytes_are_aes_256_of_the_address():
     draw, chunk = (1 << 63) + 5, (1 << 31) + 7
     ecb = Cipher(algorithms.AES(stream._key), modes.ECB()).encryptor()
     expected = b"".join(
-        ecb.update(draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + block.to_bytes(4, "big"))
-        for block in range(5)
+        ecb.update(draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + block.to_bytes(4, "big")) for block in range(5)
     )
     assert stream.read(77, draw, chunk) == expected[:77]
 
 
 def test_no_block_comes_twice_across_draws_and_chunks():
     stream = Keystream("test", seed=0)
-    seen = [
-        b
-        for _ in range(20)
-        for draw in [stream.next_draw()]
-        for c in range(5)
-        for b in blocks(stream, draw, c)
-    ]
+    seen = [b for _ in range(20) for draw in [stream.next_draw()] for c in range(5) for b in blocks(stream, draw, c)]
     assert len(set(seen)) == len(seen) == 20 * 5 * 256
 
 

@@ -87,9 +87,7 @@ def test_numpy_arrays_are_cut_too():
 
 def test_a_collate_function_that_takes_its_input_apart_is_no_trouble():
     example = {"x": torch.ones(2), "label": 1}
-    batch = empty_batch(
-        lambda rows: (torch.tensor([r.pop("label") for r in rows]), default_collate(rows)), example
-    )
+    batch = empty_batch(lambda rows: (torch.tensor([r.pop("label") for r in rows]), default_collate(rows)), example)
     assert shapes(batch) == ((0,), {"x": (0, 2)})
     assert set(example) == {"x", "label"}
 

@@ -311,9 +311,7 @@ def test_views_of_an_example_are_neighbours_and_drawn_anew():
             return torch.tensor([index, torch.randint(1 << 30, ()).item()])
 
     recorder = Recorder()
-    loader = PoissonLoader(
-        Augmented(30), sample_rate=0.5, views=3, max_physical_batch=7, seed=1, on_chunk=recorder
-    )
+    loader = PoissonLoader(Augmented(30), sample_rate=0.5, views=3, max_physical_batch=7, seed=1, on_chunk=recorder)
     for batch in loader:
         assert len(batch) == 3 * recorder.chunks[-1].examples <= 7
         views = batch.view(-1, 3, 2)

@@ -121,7 +121,7 @@ def test_the_divisor_is_the_real_expected_batch_and_not_its_whole_part() -> None
     p = private(nn.Linear(4, 3), dataset=data(99), sample_rate=0.1)
     assert p.expected_batch == pytest.approx(9.9)
     model, optimizer, loader = p
-    x, y = next(iter(loader))
+    x, _ = next(iter(loader))
     (model(x).sum() / len(x)).backward()
     optimizer.step()
     torch.testing.assert_close(model.bias.grad, torch.full((3,), len(x) / 9.9))
@@ -305,7 +305,7 @@ def test_it_unpacks_and_hands_the_same_model_back() -> None:
     model = small()
     keys = list(model.state_dict())
     p = private(model)
-    back, optimizer, loader = p
+    back, optimizer, _ = p
     assert back is model
     assert list(back.state_dict()) == keys
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -424,7 +424,7 @@ def test_parameters_from_elsewhere_in_the_optimizer_are_refused() -> None:
 
 
 def test_weighted_sampling_is_refused() -> None:
-    with pytest.raises(NotPrivate, match="[Ss]ampler"):
+    with pytest.raises(NotPrivate, match=r"[Ss]ampler"):
         private(small(), dataset=DataLoader(data(), batch_size=5, sampler=WeightedRandomSampler([1.0] * N, N)))
 
 

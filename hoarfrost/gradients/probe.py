@@ -152,14 +152,14 @@ def _in_order(engine: Engine, module: nn.Module, call: Any, dims: Any, rows: int
         if not _close(straight.flip(dim), backward):
             raise NotPrivate(
                 f"{kind}: examples reach this layer in another order than they have in the batch, so the norms of "
-                "different examples would be taken for one. Sort outside of the model (in the collate function), or let "
-                "pack_padded_sequence do it with enforce_sorted=False."
+                "different examples would be taken for one. Sort outside of the model (in the collate function), or "
+                "let pack_padded_sequence do it with enforce_sorted=False."
             )
         rest = slice(1, None)
         if not unreplaced and not _close(straight.movedim(dim, 0)[rest], changed.movedim(dim, 0)[rest]):
             raise NotPrivate(
-                f"{kind}: changing one example of the batch changes what reaches this layer for others, so no example's "
-                "gradient is its own. Let every example be computed from itself alone."
+                f"{kind}: changing one example of the batch changes what reaches this layer for others, so no "
+                "example's gradient is its own. Let every example be computed from itself alone."
             )
 
 

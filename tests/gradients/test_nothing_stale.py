@@ -41,7 +41,7 @@ def the_step_is_right(engine: Any) -> bool:
     return torch.allclose(flat(clipped_sums(engine, x, squares)), expected(x), rtol=1e-4, atol=1e-6)
 
 
-@pytest.fixture()
+@pytest.fixture
 def engine() -> Any:
     return engine_for(small())
 
@@ -412,7 +412,7 @@ def test_a_frozen_parameter_can_be_thawed_and_is_then_guarded_and_trained() -> N
     model = small()
     model[0].requires_grad_(False)
     engine = engine_for(model)
-    engine._group |= {p: 0 for p in model[0].parameters()}
+    engine._group |= dict.fromkeys(model[0].parameters(), 0)
     model[0].requires_grad_(True)
     assert the_step_is_right(engine)
 

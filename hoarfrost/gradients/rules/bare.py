@@ -128,8 +128,8 @@ class _Watch(TorchFunctionMode):
         names = ", ".join(self.names[p] for p in made.leaves) if made else "a parameter"
         return NotPrivate(
             f"{self.recorder.name_of(self.module)} uses its own parameter {names} in {getattr(func, '__name__', func)}"
-            ", where the examples cannot be told apart. Add or multiply it to a tensor whose first dimension counts the "
-            "examples, or move the parameter and this computation into a small module of their own."
+            ", where the examples cannot be told apart. Add or multiply it to a tensor whose first dimension counts "
+            "the examples, or move the parameter and this computation into a small module of their own."
         )
 
 

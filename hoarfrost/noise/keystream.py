@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hoarfrost.errors import InvalidValue, NotPrivate
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 21
 """The most one chunk holds. (The address leaves room for 2^36.)"""
 
 SPARE = 15

@@ -109,16 +109,15 @@ def test_no_number_is_used_twice():
     assert len(drawn.unique()) == len(drawn)
 
 
-def many_shapes(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def many_shapes(chunk: int) -> list[torch.Tensor]:
     """Small and large, at chunk boundaries and across them."""
-    chunk = gaussian.CPU_CHUNK
     sizes = [64] * 50 + [1, chunk - 3201, chunk, chunk + 1, 3, 2 * chunk + 5, 0, 7]
-    return [torch.zeros(size, dtype=dtype) for size in sizes]
+    return [torch.zeros(size) for size in sizes]
 
 
 @pytest.mark.parametrize("chacha", [False, True], ids=["aes", "chacha"])
 def test_many_tensors_of_any_size_get_noise_everywhere_once(chacha):
-    tensors = many_shapes()
+    tensors = many_shapes(gaussian.DEVICE_CHUNK if chacha else gaussian.CPU_CHUNK)
     stds = [1 + i % 3 for i in range(len(tensors))]
     Noise(4, _chacha=chacha).add_(tensors, stds)
     flat = torch.cat([t / std for t, std in zip(tensors, stds, strict=True)])
@@ -130,7 +129,7 @@ def test_many_tensors_of_any_size_get_noise_everywhere_once(chacha):
 
 def test_tensors_get_the_same_noise_as_one_long_tensor():
     """One flat stream, cut where the tensors end: nothing is drawn per tensor."""
-    pieces = many_shapes()
+    pieces = many_shapes(gaussian.CPU_CHUNK)
     whole = torch.zeros(sum(t.numel() for t in pieces))
     Noise(6).add_(pieces, [1.0] * len(pieces))
     Noise(6).add_([whole], [1.0])
@@ -143,7 +142,7 @@ def test_the_noise_does_not_depend_on_the_number_of_threads():
         results = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            tensors = many_shapes()
+            tensors = many_shapes(gaussian.CPU_CHUNK)
             Noise(7).add_(tensors, [0.5] * len(tensors))
             results.append(torch.cat(tensors))
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LARGEST = 1 << 22  # what is larger would add too much to the memory that the next forward pass needs
 HEADROOM = 1.2  # Poisson batches differ in size: the next one may be a little larger
 _free: dict[torch.dtype, list[Tensor]] = {}
 
@@ -20,9 +21,9 @@ def lend(owner: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
 
     On other devices, whose allocator keeps its pages, this is a plain `new_empty`.
     """
-    if like.device.type != "cpu":
-        return like.new_empty(shape)
     size, free = prod(shape), _free.setdefault(like.dtype, [])
+    if like.device.type != "cpu" or size > LARGEST:
+        return like.new_empty(shape)
     fitting = [buffer for buffer in free if size <= buffer.numel() <= 4 * size + 4096]
     if fitting:
         buffer = min(fitting, key=Tensor.numel)

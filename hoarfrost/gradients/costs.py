@@ -1,6 +1,7 @@
 """The one place that decides how a per-example norm is computed: an estimate of each method's time.
 
-A method's time is its arithmetic and its memory traffic, each at a rate measured once (`python -m benchmarks.costs`
+A method's time is its arithmetic and its memory traffic, and a price for what it keeps until the factors are known,
+each at a rate measured once (`python -m benchmarks.costs`
 measures them again on another machine, and prints how far these estimates lie from the clock). Only ratios matter: the
 rates are relative to one multiply-add of a large matrix product.
 """
@@ -15,10 +16,11 @@ class Rates:
     small_product: float  # a multiply-add in a batch of small matrix products
     touch: float  # one number read or written, in order
     patch: float  # one number copied into a patch matrix
+    hold: float = 40.0  # one number kept until the factors are known: memory's price, not a time
 
 
 RATES = {
-    "cpu": Rates(small_product=1.6, touch=14.0, patch=22.0),
+    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0),
     # A GPU has far more arithmetic for each number it can move.
     "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
 }
@@ -35,12 +37,13 @@ def outer(examples: int, positions: int, p: int, d: int, device: str) -> dict[st
     'product'
     """
     r = _rates(device)
-    sum_by_product = positions * p * d + positions * min(p, d) * 2 * r.touch
-    gram = positions**2 * ((p + d) * r.small_product + 3 * r.touch)
-    written = positions * p * d * r.small_product + p * d * 3 * r.touch  # written, read for the norm, read for the sum
-    times = {"gram": gram + sum_by_product, "written": written}
     if positions == 1:
-        times["product"] = (p + d) * r.touch + sum_by_product
+        return {"product": examples * ((p + d) * r.touch + p * d)}
+    sum_by_product = positions * p * d + positions * min(p, d) * 2 * r.touch
+    gram = positions**2 * ((p + d) * r.small_product + 3 * r.touch) + positions * d * r.hold
+    # Written, and read for the norm and for the sum.
+    written = positions * p * d * r.small_product + p * d * (3 * r.touch + r.hold)
+    times = {"gram": gram + sum_by_product, "written": written}
     return {method: examples * time for method, time in times.items()}
 
 
@@ -58,8 +61,8 @@ def convolution(
     gradient = positions * p * d * window
     pixel_gram = pixels**2 * p * r.small_product + positions**2 * d * r.small_product
     shifted = 2 * window**0.5 * pixels * positions * r.touch + 2 * positions**2 * r.touch
-    written = gradient * r.small_product + positions * p * window * r.patch + p * d * window * 3 * r.touch
-    times = {"pixels": pixel_gram + shifted + gradient + positions * d * 2 * r.touch, "written": written}
+    written = gradient * r.small_product + positions * p * window * r.patch + p * d * window * (3 * r.touch + r.hold)
+    times = {"pixels": pixel_gram + shifted + gradient + positions * d * (2 * r.touch + r.hold), "written": written}
     return {method: examples * time for method, time in times.items()}
 
 

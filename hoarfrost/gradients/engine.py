@@ -173,7 +173,9 @@ class Engine:
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
                 kept = finite.nonzero().squeeze(1)
                 uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
-            for p, use in uses.items():
+            captured.clear()
+            while uses:  # each use's tensors are let go as soon as it is summed
+                p, use = uses.popitem()
                 clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
                 sums = self.batch.sums
                 sums[p] = sums[p].add_(clipped) if p in sums else clipped

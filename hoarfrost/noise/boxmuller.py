@@ -17,9 +17,9 @@ def box_muller(words: Tensor, scratch: Tensor, out: Tensor) -> None:
     """Fill `out` with standard Gaussian numbers, one for each random word.
 
     Args:
-        words: `[2h]` signed random integers, 32 or 64 bit. Untouched.
+        words: `[2h]` signed random integers, 32 or 64 bit.
         scratch: `[2h]`, floating, as wide as the words. Overwritten.
-        out: like `scratch`.
+        out: like `scratch`; it may be the memory of `words`.
 
     Guarantees:
         With b-bit words, u = |k + 1/2| / 2^(b-1) is uniform over 2^(b-1) equally spaced values in (0, 1): the

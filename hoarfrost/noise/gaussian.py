@@ -1,7 +1,7 @@
 """Gaussian noise for the releases, from a cryptographic generator."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, pairwise
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hoarfrost import validate, workers
+from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import chacha
 from hoarfrost.noise.boxmuller import WORD, box_muller
 from hoarfrost.noise.keystream import SPARE, Keystream
 
-CPU_CHUNK = 1 << 18
-"""Numbers made at a time by one CPU thread: few enough for the cache, so many that threads seldom meet at the
-interpreter lock between two operations."""
+CPU_CHUNK = 1 << 21
+"""Bytes of keystream made into numbers at a time on a CPU: few enough for the cache, enough to occupy torch's
+threads. (Python threads with a chunk each were measured too, and are slower: encryption holds the interpreter lock.)"""
 
 DEVICE_CHUNK = 1 << 22
 """Numbers made at a time elsewhere: enough to fill the device, few enough to bound the scratch memory."""
@@ -78,15 +78,12 @@ class Noise:
         """
         draw = self._stream.next_draw()
         numbers = count()
-        jobs: list[Callable[[], None]] = []
         afterwards: list[tuple[Tensor, Tensor]] = []
         for (device, dtype), pieces in _by_kind(tensors, stds, afterwards).items():
             on_cpu = device.type == "cpu" and not self._chacha
             add = partial(_add_aes, self._stream) if on_cpu else partial(_add_chacha, self._stream.subkey("chacha"))
-            for parts in _chunks(pieces, CPU_CHUNK if on_cpu else DEVICE_CHUNK):
-                job = partial(add, draw, next(numbers), dtype, parts)
-                jobs.append(job) if on_cpu else job()
-        workers.run(jobs, single_inline=False)
+            for parts in _chunks(pieces, CPU_CHUNK // dtype.itemsize if on_cpu else DEVICE_CHUNK):
+                add(draw, next(numbers), dtype, parts)
         for tensor, noise in afterwards:
             tensor.detach().add_(noise)
 
@@ -178,19 +175,15 @@ class _Scratch(threading.local):
     """Each thread's buffers for one chunk, kept from call to call: fresh pages cost as much as arithmetic."""
 
     def __init__(self) -> None:
-        self.buffers: dict[torch.dtype, tuple[bytearray, Tensor, Tensor, Tensor]] = {}
+        self.buffers: dict[torch.dtype, tuple[bytearray, Tensor, Tensor]] = {}
 
-    def of(self, dtype: torch.dtype) -> tuple[bytearray, Tensor, Tensor, Tensor]:
-        """Raw bytes, the same bytes as words, scratch numbers, finished numbers."""
+    def of(self, dtype: torch.dtype) -> tuple[bytearray, Tensor, Tensor]:
+        """Raw bytes, the same bytes as words, scratch numbers."""
         if dtype not in self.buffers:
-            raw = bytearray(CPU_CHUNK * dtype.itemsize + SPARE)
-            words = torch.frombuffer(raw, dtype=WORD[dtype], count=CPU_CHUNK)
-            self.buffers[dtype] = (
-                raw,
-                words,
-                torch.empty(CPU_CHUNK, dtype=dtype),
-                torch.empty(CPU_CHUNK, dtype=dtype),
-            )
+            numbers = CPU_CHUNK // dtype.itemsize
+            raw = bytearray(CPU_CHUNK + SPARE)
+            words = torch.frombuffer(raw, dtype=WORD[dtype], count=numbers)
+            self.buffers[dtype] = (raw, words, torch.empty(numbers, dtype=dtype))
         return self.buffers[dtype]
 
 
@@ -199,7 +192,8 @@ _scratch = _Scratch()
 
 def _add_aes(stream: Keystream, draw: int, number: int, dtype: torch.dtype, parts: list[_Piece]) -> None:
     even = _even(parts)
-    raw, words, scratch, normals = _scratch.of(dtype)
+    raw, words, scratch = _scratch.of(dtype)
+    normals = words.view(dtype)  # the words are not needed once they are numbers
     stream.fill(raw, even * dtype.itemsize, draw, number)
     box_muller(words[:even], scratch[:even], normals[:even])
     _add(parts, normals)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Contribution
+from hoarfrost.gradients.contributions import Contribution, working
 from hoarfrost.gradients.tap import Sink
 
 Forward = Callable[..., Any]
@@ -79,17 +79,21 @@ class LayerRule(Rule):
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         x, dim = self.locate(recorder, module, args[0] if args else kwargs.pop("input"))
         with detached(module):
-            output = original(x, *args[1:], **kwargs)
+            output, *kept = self.run(module, original, x, *args[1:], **kwargs)
 
         views = recorder.views
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             live = {name for name, p in module.named_parameters(recurse=False) if recorder.trains(p)}
-            x, g = (split_views(t.movedim(dim, 0), views) for t in (inputs[0], gradient))
-            for name, contribution in self.contributions(module, x, g, live):
+            g, x, *kept = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
+            for name, contribution in self.contributions(module, x, g, live, *kept):
                 recorder.add(module.get_parameter(name), contribution)
 
-        return recorder.tap(output, sink, x)
+        return recorder.tap(output, sink, x, *kept)
+
+    def run(self, module: Any, original: Forward, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """The layer's output, and what else of its forward pass (for each row) its contributions are made from."""
+        return (original(*args, **kwargs),)
 
     def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         """The input to run on, and the dimension that counts its examples."""
@@ -99,7 +103,7 @@ class LayerRule(Rule):
         return x, dim
 
     @abstractmethod
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
         """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...]."""
 
 
@@ -131,6 +135,11 @@ def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences:
                 "steps of one sequence, and mix. Set batch_first to what the model uses, and give every example a "
                 "sequence of its own."
             )
+
+
+def over_positions(g: Tensor) -> Tensor:
+    """Σ_t g_t: [B, T, channels] → [B, channels], without a copy where there is one position."""
+    return g[:, 0] if g.shape[1] == 1 else working(g).sum(1)
 
 
 @contextmanager

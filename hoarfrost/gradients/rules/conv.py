@@ -26,7 +26,7 @@ CACHED_ELSEWHERE = 1 << 26
 class ConvRule(LayerRule):
     """Conv1d, Conv2d and Conv3d, and their transposes."""
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
         if "bias" in live:
             yield "bias", Dense(working(g).sum((1, *range(3, g.dim()))))
         if "weight" in live:

@@ -5,8 +5,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hoarfrost.gradients.contributions import Block, Dense, Outer, working
-from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, positions, split_views
+from hoarfrost.gradients.contributions import Block, Dense, Outer
+from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, over_positions, positions, split_views
 
 
 class LinearRule(LayerRule):
@@ -14,12 +14,12 @@ class LinearRule(LayerRule):
 
     transposed = False
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
         x, g = positions(x), positions(g)
         if "weight" in live:
             yield "weight", Outer(g, x) if self.transposed else Outer(x, g)
         if "bias" in live:
-            yield "bias", Dense(working(g).sum(1))
+            yield "bias", Dense(over_positions(g))
 
 
 class TransposedLinearRule(LinearRule):
@@ -74,4 +74,4 @@ def record_linear(
         recorder.add(weight, Outer(x, g) if whole else Block(x, g, start, len(weight)))
     if bias is not None and recorder.trains(bias):
         start, stop, _ = bias_rows.indices(len(bias))
-        recorder.add(bias, Dense(F.pad(working(g).sum(1), (start, len(bias) - stop))))
+        recorder.add(bias, Dense(F.pad(over_positions(g), (start, len(bias) - stop))))

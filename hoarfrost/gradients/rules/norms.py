@@ -1,5 +1,7 @@
 """Normalisation layers: a scale and a shift for each feature, so their per-example gradients are simply written out."""
 
+from abc import abstractmethod
+from math import prod
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense, working
-from hoarfrost.gradients.rules.base import LayerRule, Parts
+from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts
 
 
 class LayerNormRule(LayerRule):
@@ -17,7 +19,7 @@ class LayerNormRule(LayerRule):
     def normalised(self, module: Any, x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
         x, g = working(x), working(g)
         between = tuple(range(1, g.dim() - len(module.normalized_shape)))
         if "weight" in live:
@@ -37,33 +39,45 @@ class RMSNormRule(LayerNormRule):
         return F.rms_norm(x, module.normalized_shape, eps=eps)
 
 
-class GroupNormRule(LayerRule):
-    """Statistics over groups of an example's own channels and their space; a scale and a shift for each channel."""
+class ChannelNormRule(LayerRule):
+    """A scale and a shift for each channel, [B, K, C, ...], after some mean and standard deviation were taken out."""
 
-    def groups(self, module: Any) -> int:
-        count: int = module.num_groups
-        return count
+    @abstractmethod
+    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both broadcast to [B, K, C]."""
 
-    def statistics(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both [B, K, C]."""
-        groups = self.groups(module)
-        variance, mean = torch.var_mean(x.unflatten(2, (groups, -1)).flatten(3), dim=3, correction=0)
-        size = x.shape[2] // groups
-        return mean.repeat_interleave(size, 2), (variance + module.eps).rsqrt().repeat_interleave(size, 2)
-
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str]) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
         x, g = (working(t).reshape(*t.shape[:3], -1) for t in (x, g))
         shift = g.sum(3)
         if "weight" in live:
             # Σ g·(x − mean)/std, from two sums: the normalised input is never written out.
-            product = torch.matmul(g.unsqueeze(3), x.unsqueeze(4)).flatten(3).squeeze(3)
-            mean, inverse = self.statistics(module, x)
+            product = torch.einsum("bkcs,bkcs->bkc", g, x)
+            mean, inverse = self.statistics(module, x, *kept)
             yield "weight", Dense(((product - shift * mean) * inverse).sum(1))
         if "bias" in live:
             yield "bias", Dense(shift.sum(1))
 
 
-class InstanceNormRule(GroupNormRule):
+class GroupNormRule(ChannelNormRule):
+    """Statistics over groups of an example's own channels and their space."""
+
+    def run(self, module: Any, original: Forward, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        # What F.group_norm calls: it knows the statistics, which take as long to compute again as the whole layer.
+        x = args[0].contiguous()
+        n, channels, space = len(x), x.shape[1], prod(x.shape[2:])
+        weight, bias = module.weight, module.bias
+        output, mean, inverse = torch.native_group_norm(
+            x, weight, bias, n, channels, space, module.num_groups, module.eps
+        )
+        return output, mean.detach(), inverse.detach()
+
+    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+        size = x.shape[2] // module.num_groups
+        mean, inverse = (working(t).repeat_interleave(size, 2) for t in kept)
+        return mean, inverse
+
+
+class InstanceNormRule(ChannelNormRule):
     """Every channel is a group of its own. Running statistics would carry the data out of the step without noise."""
 
     def check(self, module: Any, name: str) -> None:
@@ -73,12 +87,12 @@ class InstanceNormRule(GroupNormRule):
                 "without noise. Set track_running_stats=False, or call hoarfrost.make_compatible(model)."
             )
 
-    def groups(self, module: Any) -> int:
-        count: int = module.num_features
-        return count
+    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, dim=3, correction=0)
+        return mean, (variance + module.eps).rsqrt()
 
 
-class BatchNormRule(GroupNormRule):
+class BatchNormRule(ChannelNormRule):
     """Only with fixed statistics, in evaluation mode: there it is a scale and a shift like any other."""
 
     def check(self, module: Any, name: str) -> None:
@@ -89,6 +103,6 @@ class BatchNormRule(GroupNormRule):
                 "or keep this module in eval() with running statistics that come from public data."
             )
 
-    def statistics(self, module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
         mean, variance = (working(t).to(x).expand(*x.shape[:3]) for t in (module.running_mean, module.running_var))
         return mean, (variance + module.eps).rsqrt()

@@ -69,10 +69,7 @@ class Private:
 
     def statement(self) -> budget.Statement:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
-        return budget.Statement(
-            epsilon=self.epsilon(), delta=self.delta, accountant=self.accountant, releases=self.events(),
-            seeded=self.seeded,
-        )  # fmt: skip
+        return budget.Statement.of(self.events(), self.delta, self.accountant, seeded=self.seeded)
 
     def _charge(self) -> None:
         if self.steps is not None and self.steps_taken >= self.steps:

@@ -437,6 +437,28 @@ def test_lbfgs_and_a_private_optimizer_are_refused() -> None:
         private(model, p.optimizer)
 
 
+@pytest.mark.parametrize("first", [lambda: nn.Linear(4, 6), lambda: nn.EmbeddingBag(9, 6), lambda: OwnScale()])
+def test_parameters_that_the_optimizer_leaves_out_get_no_gradient_at_all(first: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(first(), nn.Linear(6, 3))
+    whole = isinstance(model[0], nn.EmbeddingBag)
+    x = torch.randint(9, (N, 4)) if whole else torch.randn(N, 6 if isinstance(model[0], OwnScale) else 4)
+    p = private(
+        model, torch.optim.SGD(model[1].parameters(), lr=0.1), TensorDataset(x, data()[:][1]), noise_multiplier=1.0
+    )
+    train(p, 2)
+    assert all(q.grad is None for q in model[0].parameters())
+    assert p.steps_taken == 2
+
+
+class OwnScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 def test_parameters_that_the_optimizer_leaves_out_do_not_move_and_do_not_count() -> None:
     model = small()
     head = model[2]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor
 
 LARGEST = 1 << 22  # what is larger would add too much to the memory that the next forward pass needs
-HEADROOM = 1.2  # Poisson batches differ in size: the next one may be a little larger
 _free: dict[torch.dtype, list[Tensor]] = {}
 
 
@@ -31,17 +28,6 @@ def lend(owner: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
     else:
         if free:
             free.pop()  # make room before asking for more
-        buffer = like.new_empty(int(HEADROOM * size))
+        buffer = like.new_empty(size)
     weakref.finalize(owner, free.append, buffer)
     return buffer[:size].view(shape)
-
-
-@contextmanager
-def borrowed(like: Tensor) -> Iterator[Tensor]:
-    """An uninitialised tensor of the shape of ``like`` for the length of a block."""
-
-    class Borrower:
-        """Lives as long as the block."""
-
-    borrower = Borrower()
-    yield lend(borrower, tuple(like.shape), like)

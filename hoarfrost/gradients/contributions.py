@@ -100,11 +100,8 @@ class Outer(Contribution):
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
         column = weights.to(self.a.dtype).view(-1, 1, 1)
-        smaller = min(self.a, self.g, key=Tensor.numel)
-        with buffers.borrowed(smaller) as scaled:
-            torch.mul(smaller, column, out=scaled)
-            a, g = (scaled, self.g) if smaller is self.a else (self.a, scaled)
-            return g.reshape(-1, g.shape[2]).T @ a.reshape(-1, a.shape[2])
+        a, g = (self.a * column, self.g) if self.a.shape[2] < self.g.shape[2] else (self.a, self.g * column)
+        return g.reshape(-1, g.shape[2]).T @ a.reshape(-1, a.shape[2])
 
     def instantiate(self) -> Tensor:
         return torch.bmm(self.g.mT, self.a)

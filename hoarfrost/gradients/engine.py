@@ -120,7 +120,9 @@ class Engine:
         leaf.register_hook(hook)
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
-        """Records what one use of ``parameter`` contributes to the backward pass that is running."""
+        """Records what one use of ``parameter`` contributes to the backward pass that is running, if it is live."""
+        if not self.trains(parameter):
+            return
         this_pass = torch._C._current_graph_task_id()
         if this_pass != self._pass:
             self._captured, self._pass = {}, this_pass  # what a pass that failed left behind is dropped
@@ -174,8 +176,8 @@ class Engine:
                 kept = finite.nonzero().squeeze(1)
                 uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
             captured.clear()
-            while uses:  # each use's tensors are let go as soon as it is summed
-                p, use = uses.popitem()
+            for p in list(uses):
+                use = uses.pop(p)  # and let its tensors go as soon as they are summed
                 clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
                 sums = self.batch.sums
                 sums[p] = sums[p].add_(clipped) if p in sums else clipped

@@ -46,7 +46,7 @@ class ByRule(Wrapped):
             engine.seen.record(self.module, args, kwargs)
             if not self.rule.runs_in_probe:
                 return self.original(*args, **kwargs)
-        elif not engine.active or not any(map(engine.trains, self.module.parameters(self.rule.recurse))):
+        elif not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
 

@@ -18,8 +18,8 @@ def box_muller(words: Tensor, scratch: Tensor, out: Tensor) -> None:
 
     Args:
         words: `[2h]` signed random integers, 32 or 64 bit.
-        scratch: `[2h]`, floating, as wide as the words. Overwritten.
-        out: like `scratch`; it may be the memory of `words`.
+        scratch: `[h]`, floating, as wide as the words. Overwritten.
+        out: `[2h]`, like `scratch`; it may be the memory of `words`, number by number.
 
     Guarantees:
         With b-bit words, u = |k + 1/2| / 2^(b-1) is uniform over 2^(b-1) equally spaced values in (0, 1): the
@@ -28,16 +28,17 @@ def box_muller(words: Tensor, scratch: Tensor, out: Tensor) -> None:
 
     >>> words = torch.tensor([0, 1 << 30, 0, -(1 << 30)], dtype=torch.int32)
     >>> out = torch.empty(4)
-    >>> box_muller(words, torch.empty(4), out)
+    >>> box_muller(words, torch.empty(2), out)
     >>> [round(x, 3) for x in out.tolist()]
     [6.66, -0.0, 0.0, -1.177]
     """
     unit = 0.5 ** (8 * words.element_size() - 1)
     half = words.numel() // 2
-    scratch.copy_(words)
-    radius, angle = scratch[:half], scratch[half:]
+    angle, radius = scratch, out[half:]
+    angle.copy_(words[half:])  # before the radius takes its place
+    radius.copy_(words[:half])
     # -2 ln |x| = -ln x², which spares a pass for the absolute value
     radius.mul_(unit).add_(unit / 2).square_().log_().neg_().sqrt_()
     angle.mul_(math.pi * unit)
     torch.cos(angle, out=out[:half]).mul_(radius)
-    torch.sin(angle, out=out[half:]).mul_(radius)
+    radius.mul_(angle.sin_())

@@ -183,7 +183,7 @@ class _Scratch(threading.local):
             numbers = CPU_CHUNK // dtype.itemsize
             raw = bytearray(CPU_CHUNK + SPARE)
             words = torch.frombuffer(raw, dtype=WORD[dtype], count=numbers)
-            self.buffers[dtype] = (raw, words, torch.empty(numbers, dtype=dtype))
+            self.buffers[dtype] = (raw, words, torch.empty(numbers // 2, dtype=dtype))
         return self.buffers[dtype]
 
 
@@ -195,7 +195,7 @@ def _add_aes(stream: Keystream, draw: int, number: int, dtype: torch.dtype, part
     raw, words, scratch = _scratch.of(dtype)
     normals = words.view(dtype)  # the words are not needed once they are numbers
     stream.fill(raw, even * dtype.itemsize, draw, number)
-    box_muller(words[:even], scratch[:even], normals[:even])
+    box_muller(words[:even], scratch[: even // 2], normals[:even])
     _add(parts, normals)
 
 
@@ -203,7 +203,7 @@ def _add_chacha(key: bytes, draw: int, number: int, dtype: torch.dtype, parts: l
     even = _even(parts)
     words = chacha.words(key, draw, number, even * dtype.itemsize // 4, parts[0].flat.device).view(WORD[dtype])
     normals = torch.empty(even, dtype=dtype, device=words.device)
-    box_muller(words, torch.empty_like(normals), normals)
+    box_muller(words, torch.empty_like(normals[: even // 2]), normals)
     _add(parts, normals)
 
 

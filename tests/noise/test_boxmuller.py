@@ -10,7 +10,7 @@ from hoarfrost.noise.boxmuller import WORD, box_muller
 
 def normals(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(words.numel(), dtype=dtype)
-    box_muller(words, torch.empty_like(out), out)
+    box_muller(words, torch.empty_like(out[: len(out) // 2]), out)
     return out
 
 

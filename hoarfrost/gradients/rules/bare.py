@@ -108,20 +108,16 @@ class _Watch(TorchFunctionMode):
             rows = rows.reshape(-1, *made.value.shape)
             leaves = list(made.leaves.items())
             if made.value is leaves[0][1]:
-                self._add(leaves[0][0], rows)
+                self.recorder.add(leaves[0][0], Dense(rows))
                 return
             gradients = torch.autograd.grad(
                 made.value, [leaf for _, leaf in leaves], rows, is_grads_batched=True, retain_graph=True
             )
             for (p, _), gradient in zip(leaves, gradients, strict=True):
-                self._add(p, gradient)
+                self.recorder.add(p, Dense(gradient))
 
         self.recorder.watch(copies, record)
         return copies if views == 1 else copies.repeat_interleave(views, 0)
-
-    def _add(self, p: nn.Parameter, rows: Tensor) -> None:
-        if self.recorder.trains(p):
-            self.recorder.add(p, Dense(rows))
 
     def _refusal(self, func: Any, used: Tensor) -> NotPrivate:
         made = next((f for key, f in self.followed.items() if key == id(used) or f.value is used), None)

@@ -61,11 +61,8 @@ class Window(Contribution):
             x, padding = self._padded(x), [0] * len(m.kernel_size)
         weight = m.weight.detach().to(g.dtype)
         settings = (m.stride, padding, m.dilation, m.transposed, m.output_padding, m.groups)
-        with buffers.borrowed(g) as scaled:
-            torch.mul(g, weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1)), out=scaled)
-            result: Tensor = torch.ops.aten.convolution_backward(
-                scaled, x, weight, None, *settings, [False, True, False]
-            )[1]
+        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        result: Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, [False, True, False])[1]
         return result
 
     def instantiate(self) -> Tensor:

@@ -41,9 +41,10 @@ class FallbackRule(Rule):
             copies = p.detach().expand(recorder.rows // recorder.views, *p.shape).requires_grad_()
             recorder.watch(copies, partial(_record, recorder, p))
             own[key] = copies if recorder.views == 1 else copies.repeat_interleave(recorder.views, 0)
-        if not own:
-            return original(*args, **kwargs)
         fixed = {key: p.detach() for key, p in module.named_parameters() if key not in own}
+        if not own:
+            with recorder.paused():
+                return functional_call(module, fixed, args, kwargs)
 
         def one_example(parameters: dict[str, Tensor], *items: Any) -> Any:
             batch_of_one = [item if dim is None else item.unsqueeze(dim) for item, dim in zip(items, dims, strict=True)]

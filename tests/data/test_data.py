@@ -1,7 +1,5 @@
 """Data sets by name, from files, and augmented: deterministic, checked, and never unpickled."""
 
-import doctest
-import importlib
 import sys
 from pathlib import Path
 
@@ -150,8 +148,3 @@ def test_only_images_are_augmented() -> None:
         data.Augmented(TensorDataset(torch.zeros(3, 5), torch.zeros(3)), shift=1)
     with pytest.raises(InvalidValue, match="a shift of 8 pixels"):
         data.Augmented(TensorDataset(torch.zeros(3, 1, 8, 8), torch.zeros(3)), shift=8)
-
-
-@pytest.mark.parametrize("name", ["augment", "digits", "files", "splits"])
-def test_examples_in_the_documentation_are_true(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"hoarfrost.data.{name}")).failed == 0

@@ -1,7 +1,5 @@
 """What a recipe may say, how it is read, and what is answered to one that is wrong."""
 
-import doctest
-import importlib
 from pathlib import Path
 
 import pytest
@@ -176,9 +174,3 @@ def test_python_users_get_the_same_checks() -> None:
         tiny(privacy__delta=2.0)
     with pytest.raises(ValidationError):
         Recipe.model_validate({})
-
-
-@pytest.mark.parametrize("name", ["interruption", "networks", "optimizers", "reading", "recipe", "run", "words"])
-def test_examples_in_the_documentation_are_true(name: str) -> None:
-    module = importlib.import_module(f"hoarfrost.train.{name}")
-    assert doctest.testmod(module).failed == 0

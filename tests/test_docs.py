@@ -1,0 +1,24 @@
+"""Every example in a docstring runs and says the truth."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import hoarfrost
+
+MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_the_docstrings_run(name: str) -> None:
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def test_there_are_examples_to_run() -> None:
+    tried = [
+        doctest.testmod(importlib.import_module(f"hoarfrost.{name}")).attempted for name in ("private", "validate")
+    ]
+    assert all(tried)

@@ -423,6 +423,22 @@ def test_parameters_from_elsewhere_in_the_optimizer_are_refused() -> None:
         private(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.1))
 
 
+def test_parameters_cannot_join_or_leave_the_optimizer_later() -> None:
+    model = small()
+    p = private(model)
+    with pytest.raises(NotPrivate, match="add_param_group"):
+        p.optimizer.add_param_group({"params": nn.Linear(3, 1).parameters()})
+    p.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
+    with pytest.raises(NotPrivate, match="changed since make_private"):
+        train(p, 1)
+    assert p.steps_taken == 0
+
+
+def test_the_noise_cannot_be_changed_after_it_was_accounted_for() -> None:
+    with pytest.raises(AttributeError):
+        private(small()).optimizer.noise_multiplier = 10.0
+
+
 def test_weighted_sampling_is_refused() -> None:
     with pytest.raises(NotPrivate, match=r"[Ss]ampler"):
         private(small(), dataset=DataLoader(data(), batch_size=5, sampler=WeightedRandomSampler([1.0] * N, N)))

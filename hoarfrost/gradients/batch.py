@@ -40,9 +40,12 @@ class Batch:
                 self.sums = {}  # a batch broken off half-way is forgotten: nothing of it was released
         self.chunk, self.covered = chunk, 0
 
-    def cover(self, examples: int) -> Chunk:
-        """Accounts for a backward pass over ``examples`` examples; refuses one that would count an example twice."""
-        if self.chunk is None:
+    def cover(self, examples: int, chunk: Chunk | None) -> Chunk:
+        """Accounts for a backward pass over ``examples`` examples that were run when ``chunk`` was the newest.
+
+        Refuses one that would count an example twice, or in a step that it was not drawn for.
+        """
+        if self.chunk is None or chunk is not self.chunk:
             raise NotPrivate(
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
                 "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."

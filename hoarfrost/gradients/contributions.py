@@ -87,11 +87,10 @@ class Outer(Contribution):
         positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
         method = costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type))
         if method == "product":
-            return _squares(self.a) * _squares(self.g)
+            tiny = torch.finfo(self.a.dtype).tiny
+            return (_squares(self.a).double() + p * tiny) * (_squares(self.g).double() + d * tiny)
         if method == "gram":
-            inputs, outputs = torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT)
-            scale = (inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-            return rounded_up(inputs.mul_(outputs).sum((1, 2)), scale)
+            return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
         written = buffers.lend(self, (self.examples, d, p), self.a)
         self._written = torch.bmm(self.g.mT, self.a, out=written)
         return _squares(self._written)
@@ -238,6 +237,20 @@ def combine(parts: Sequence[Contribution]) -> Contribution:
         joined = Outer(torch.cat([part.a for part in outers], 1), torch.cat([part.g for part in outers], 1))
         return Together([joined, *others]) if others else joined
     return Together(others)
+
+
+def gram_norms(inputs: Tensor, outputs: Tensor, p: int, d: int) -> Tensor:
+    """‖Σ_t g_t ⊗ a_t‖² = Σ_{t,t'} ⟨a_t, a_t'⟩⟨g_t, g_t'⟩, from both Gram matrices [B, T, T]; ``inputs`` is used up.
+
+    Squares below the smallest normal number are lost, which matters where huge gradients meet tiny inputs: what they
+    can have amounted to is added, in float64, which has room for it.
+    """
+    tiny, positions = torch.finfo(inputs.dtype).tiny, inputs.shape[1]
+    a = inputs.diagonal(dim1=1, dim2=2).double().clamp(min=0)
+    g = outputs.diagonal(dim1=1, dim2=2).double().clamp(min=0)
+    lost = positions * tiny * (p * g.sum(1) + d * a.sum(1))
+    scale = (a * g).sqrt().sum(1)
+    return rounded_up(inputs.mul_(outputs).sum((1, 2)).double(), scale) + lost
 
 
 def rounded_up(squares: Tensor, scale: Tensor) -> Tensor:

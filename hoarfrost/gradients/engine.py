@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,8 +25,18 @@ from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import cannot_tell_examples
 from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.sampling import Chunk
 
 Reduction = Literal["mean", "sum"]
+
+
+@dataclass
+class _Pass:
+    """What one backward pass has brought so far, and the run of the model that it differentiates."""
+
+    chunk: Chunk | None
+    call: int
+    captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
 
 
 class Engine:
@@ -50,12 +61,14 @@ class Engine:
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
+        self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
         self.seen: Seen | None = None  # recorded while that is being found
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._group: dict[Tensor, int] = dict(zip(parameters.values(), clipper.groups(list(parameters)), strict=True))
-        self._captured: dict[nn.Parameter, list[Contribution]] = {}
-        self._pass = -1  # the backward pass that the captured contributions belong to
+        self._call = 0  # the run of the whole model that is under way; 0 outside of one
+        self._calls = 0
+        self._passes: dict[int, _Pass] = {}
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self._attach()
@@ -69,6 +82,8 @@ class Engine:
     # The model: rules in front of its modules.
 
     def _attach(self) -> None:
+        if any(isinstance(module.__dict__.get("forward"), Wrapped) for module in self.model.modules()):
+            raise NotPrivate("this model is private already; make a copy.deepcopy of it private, or build it anew")
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])
@@ -96,6 +111,9 @@ class Engine:
         known = (self.dims or {}).get(module)
 
         def dim_of(order: int, t: Tensor) -> int | None:
+            if known is None and self.dims and list(t.shape).count(self.rows) > 1:
+                # It did not run when the examples were located, and more than one dimension could be theirs.
+                raise cannot_tell_examples(self.name_of(module), module, t, self.rows)
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
@@ -107,12 +125,20 @@ class Engine:
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
-        return tap(output, self._anchor, sink, *inputs)
+        chunk, call = self.batch.chunk, self._call
+
+        def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
+            self._join(chunk, call)
+            sink(gradient, saved)
+
+        return tap(output, self._anchor, joining, *inputs)
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
+        chunk, call = self.batch.chunk, self._call
 
         def hook(gradient: Tensor) -> None:
+            self._join(chunk, call)
             with torch.autocast(gradient.device.type, enabled=False):
                 sink(gradient)
             self._finish_later(gradient)
@@ -121,12 +147,29 @@ class Engine:
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Records what one use of ``parameter`` contributes to the backward pass that is running, if it is live."""
-        if not self.trains(parameter):
-            return
-        this_pass = torch._C._current_graph_task_id()
-        if this_pass != self._pass:
-            self._captured, self._pass = {}, this_pass  # what a pass that failed left behind is dropped
-        self._captured.setdefault(parameter, []).append(contribution)
+        if self.trains(parameter):
+            this_pass = self._passes[torch._C._current_graph_task_id()]
+            this_pass.captured.setdefault(parameter, []).append(contribution)
+
+    def _join(self, chunk: Chunk | None, call: int) -> None:
+        """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
+        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(chunk, call))
+        if this_pass.chunk is not chunk or this_pass.call != call:
+            raise NotPrivate(
+                "one backward() through two calls of the model: whether their rows are the same examples cannot be "
+                "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
+                "calls into the forward of one module and make that private."
+            )
+
+    @contextmanager
+    def running(self, rows: int) -> Iterator[None]:
+        """One run of the whole model on ``rows`` rows."""
+        self._calls += 1
+        self.rows, self._call = rows, self._calls
+        try:
+            yield
+        finally:
+            self._call = 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -150,6 +193,7 @@ class Engine:
 
     def release(self) -> ClippedSum | None:
         """The clipped sum of the logical batch, with its sensitivity; None while chunks of it are still to come."""
+        self._passes.clear()
         return self.batch.release(self.clipper.sensitivity)
 
     def _finish_later(self, _: Tensor) -> None:
@@ -158,11 +202,15 @@ class Engine:
 
     @torch.no_grad()
     def _finish(self) -> None:
-        captured, self._captured = self._captured, {}
-        if not captured:
-            return
-        examples = next(iter(captured.values()))[0].examples
-        if self.batch.cover(examples).examples == 0:
+        this_pass = self._passes.pop(torch._C._current_graph_task_id(), None)
+        if this_pass is None or not this_pass.captured:
+            return  # another leaf's callback has been here, or nothing is live
+        captured = this_pass.captured
+        counts = {part.examples for parts in captured.values() for part in parts}
+        if len(counts) > 1:
+            raise NotPrivate(f"one backward() over different numbers of examples, {sorted(counts)}, cannot be matched")
+        examples = counts.pop()
+        if self.batch.cover(examples, this_pass.chunk).examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         uses = {p: combine(parts) for p, parts in captured.items()}
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
@@ -186,8 +234,6 @@ class Engine:
         """[examples, groups], float32, over live parameters."""
         squares = torch.zeros(examples, 1 + max(self._group.values()), device=next(iter(uses)).device)
         for p, use in uses.items():
-            if use.examples != examples:
-                raise NotPrivate(f"one parameter was used by {use.examples} examples and another by {examples}")
             squares[:, self._group[p]] += use.squared_norms().to(squares)
         return squares.sqrt_()
 

@@ -14,6 +14,8 @@ from hoarfrost.nested import map_tensors
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
+PROBES = 10  # batches of one or two examples that are looked at before it is left at that
+
 
 class Wrapped:
     """Stands in for a module's `forward`. Copies and pickles of the module get the plain `forward` back.
@@ -44,9 +46,13 @@ class ByRule(Wrapped):
             self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
         if engine.seen is not None:
             engine.seen.record(self.module, args, kwargs)
-            if not self.rule.runs_in_probe:
-                return self.original(*args, **kwargs)
-        elif not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
+            if self.rule.runs_in_probe:
+                output = self.rule.forward(engine, self.module, self.original, args, kwargs)
+            else:
+                output = self.original(*args, **kwargs)
+            engine.seen.record(self.module, (output,), {}, "output")
+            return output
+        if not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
 
@@ -63,13 +69,17 @@ class Root(Wrapped):
             # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
             # nothing is kept.
             args, kwargs = where.stand_in((args, kwargs), engine.views)
-            engine.rows = engine.views
-            output = self.original(*args, **kwargs)
+            with engine.running(engine.views):
+                output = self.original(*args, **kwargs)
             return map_tensors(lambda t: t[:0] if t.dim() else t, output)
-        if engine.dims is None:
-            engine.dims = probe.example_dims(engine, self.original, where, (args, kwargs))
-        engine.rows = where.rows
-        return self.original(*args, **kwargs)
+        mode = self.module.training
+        if engine.dims is None or engine.probes.get(mode, 0) < PROBES:
+            # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
+            engine.dims = (engine.dims or {}) | probe.example_dims(engine, self.original, where, (args, kwargs))
+            enough = where.rows >= 3 * engine.views
+            engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
+        with engine.running(where.rows):
+            return self.original(*args, **kwargs)
 
 
 def _plain_forward(module: nn.Module) -> Any:

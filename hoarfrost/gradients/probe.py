@@ -4,11 +4,11 @@
 to be as long as the batch (a sequence of 32 tokens in a batch of 32) cannot be mistaken for it this way. A buffer that
 such a run changes would carry data out of the step without noise, and is refused.
 
-**Order.** The model runs on some examples, on the same in reverse, and with the first of them replaced. What reaches a
-layer must be reversed too (or norms of different examples would be paired: think of a model that sorts its batch by
-length), and must not change for the others (or examples mix). Layers that see random numbers are passed over.
+**Order.** The model runs on some examples, with the first of them replaced, and on the same in reverse. What reaches a
+layer, and what comes out of the model, must not change for the others (or examples mix), and must be reversed too (or
+norms of different examples would be paired: think of a model that sorts its batch by length).
 
-The runs are made once, without gradients, and leave the random state and the buffers as they were.
+The runs are made once in each mode, without gradients, and leave the random state and the buffers as they were.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.rules.base import examples_misplaced
 from hoarfrost.nested import map_tensors
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
-ORDERED = 4  # examples whose order is followed through the model
+ORDERED = 6  # examples whose order is followed through the model
 MERGED = -1  # the examples are there, but in one dimension with something else
+Place = tuple[nn.Module, str]  # a module, and its input or its output
+Check = Callable[[Tensor, Tensor], str | None]
 Dims = dict[nn.Module, tuple[int | None, ...]]  # None: the examples share the tensor
 
 
@@ -39,14 +42,20 @@ class Seen:
     """What reached each module, call by call, in one run: the shapes of its tensors, or the tensors themselves."""
 
     values: bool = False
-    calls: dict[nn.Module, list[tuple[Any, ...]]] = field(default_factory=dict)
+    calls: dict[Place, list[tuple[Any, ...]]] = field(default_factory=dict)
 
-    def record(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.values:
+    def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> None:
+        if any(isinstance(item, PackedSequence) for item in (*args, *kwargs.values())):
             args, kwargs = tree_map(_padded, (args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
+            kind = f"packed {kind}"
         tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, Tensor)]
         found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
-        self.calls.setdefault(module, []).append(found)
+        self.calls.setdefault((module, kind), []).append(found)
+
+    def at(self, place: Place, call: int, order: int) -> Tensor | None:
+        """One of the tensors, if this run had it."""
+        calls = self.calls.get(place, [])
+        return calls[call][order] if call < len(calls) and order < len(calls[call]) else None
 
 
 @dataclass
@@ -105,62 +114,92 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
         engine.seen, engine.rows = Seen(values), len(index)
         args, kwargs = examples.pick(arguments, index)
         torch.manual_seed(seed)
-        forward(*args, **kwargs)
+        output = forward(*args, **kwargs)
+        engine.seen.record(model, (output,), {}, "output")
         return engine.seen
 
     views, model = engine.views, engine.model
     training = {module: module.training for module in model.modules()}
     devices = list({p.device for p in model.parameters() if p.device.type == "cuda"})
+    rows = examples.rows // views  # spread over the batch, whose neighbours may be alike
+    chosen = sorted({round(k * (rows - 1) / max(1, ORDERED - 1)) for k in range(ORDERED)})
+    some = [example * views + view for example in chosen for view in range(views)]
+    replaced = [*some[-views:], *some[views:]]
     with torch.random.fork_rng(devices=devices):
         try:
             with _unchanged_buffers(model):
                 two, three = run([0] * 2 * views), run([0] * 3 * views)
-            model.eval()  # without dropout, what reaches a layer can be compared
-            some = list(range(min(examples.rows, ORDERED * views)))
-            replaced = [some[-1], *some[1:]]
-            straight, again = run(some, values=True), run(some, values=True, seed=1)
+            dims = {place: _moving(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()}
+            for (module, kind), found in dims.items():
+                expected = 0 if getattr(module, "batch_first", True) else 1
+                sequences = hasattr(module, "batch_first") and kind == "input"
+                if sequences and found[0] not in (None, MERGED):
+                    shape = three.calls[module, kind][0][0]
+                    if len(shape) != 3 or found[0] != expected:
+                        given = f"an input of shape {tuple(shape)} for {3 * views} rows"
+                        raise examples_misplaced(engine.name_of(module), module, given)
             try:
-                backward, changed = run(some[::-1], values=True), run(replaced, values=True)
+                # The same random numbers in both: where only the first example differs, only its rows may.
+                before, after = run(some, values=True), run(replaced, values=True)
+                model.eval()  # without dropout, reversed rows can be compared
+                straight, again = run(some, values=True), run(some, values=True, seed=1)
+                _compare(engine, dims, len(some), _reversed, straight, run(some[::-1], values=True), again)
+                _compare(engine, dims, len(some), _untouched(views), before, after)
             except RuntimeError:  # a model may insist on a batch that its collate function has sorted
-                backward = changed = Seen()
+                pass
         finally:
             engine.seen = None
             for module, mode in training.items():
                 module.training = mode
-    dims = {module: _moving(engine, module, calls, three.calls[module]) for module, calls in two.calls.items()}
-    for module, calls in straight.calls.items():
-        others = (again.calls.get(module), backward.calls.get(module), changed.calls.get(module))
-        for call in zip(calls, *(other or () for other in others), strict=False):
-            _in_order(engine, module, call, dims.get(module, ()), len(some), replaced == some)
-    return dims
+    return {module: found for (module, kind), found in dims.items() if kind == "input"}
 
 
-def _in_order(engine: Engine, module: nn.Module, call: Any, dims: Any, rows: int, unreplaced: bool) -> None:
-    for order, (straight, again, backward, changed) in enumerate(zip(*call, strict=False)):
-        dim = dims[order] if order < len(dims) else None
-        if dim == MERGED:
-            dim = 0  # of a packed sequence, which was padded to be compared
-        if dim is None or straight.dim() <= dim or straight.shape[dim] != rows:
-            continue
-        # Whole numbers beside the input are lengths and offsets, whose values may depend on the place.
-        compared = straight.is_floating_point() or order == 0
-        if not compared or not straight.shape == again.shape == backward.shape == changed.shape:
-            continue
-        if not _close(straight, again):
-            continue
-        kind = f"{engine.name_of(module)} ({type(module).__name__})"
-        if not _close(straight.flip(dim), backward):
-            raise NotPrivate(
-                f"{kind}: examples reach this layer in another order than they have in the batch, so the norms of "
-                "different examples would be taken for one. Sort outside of the model (in the collate function), or "
-                "let pack_padded_sequence do it with enforce_sorted=False."
-            )
-        rest = slice(1, None)
-        if not unreplaced and not _close(straight.movedim(dim, 0)[rest], changed.movedim(dim, 0)[rest]):
-            raise NotPrivate(
-                f"{kind}: changing one example of the batch changes what reaches this layer for others, so no "
-                "example's gradient is its own. Let every example be computed from itself alone."
-            )
+def _untouched(views: int) -> Check:
+    """Rows of all examples but the first are as they were."""
+
+    def check(before: Tensor, after: Tensor) -> str | None:
+        if _close(before[views:], after[views:]):
+            return None
+        return (
+            "changing one example of the batch changes what is computed here for others, so no example's gradient is "
+            "its own. Let every example be computed from itself alone."
+        )
+
+    return check
+
+
+def _reversed(straight: Tensor, backward: Tensor) -> str | None:
+    if _close(straight.flip(0), backward):
+        return None
+    return (
+        "examples are here in another order than in the batch, so the norms of different examples would be taken for "
+        "one. Sort outside of the model (in the collate function), or let pack_padded_sequence do it with "
+        "enforce_sorted=False."
+    )
+
+
+def _compare(
+    engine: Engine, dims: dict[Place, Any], rows: int, check: Check, one: Seen, other: Seen, again: Seen | None = None
+) -> None:
+    """Holds ``check`` against every tensor of examples; those that ``again`` shows to be random are passed over."""
+    for place, calls in one.calls.items():
+        for number, tensors in enumerate(calls):
+            for order, first in enumerate(tensors):
+                dim = dims[place][order] if place in dims and order < len(dims[place]) else None
+                # Whole numbers beside the input are lengths and offsets, whose values may depend on the place.
+                compared = first.is_floating_point() or order == 0
+                second = other.at(place, number, order)
+                if dim in (None, MERGED) or not compared or second is None:
+                    continue
+                if first.dim() <= dim or first.shape[dim] != rows:
+                    continue
+                repeated = first if again is None else again.at(place, number, order)
+                if first.shape != second.shape or repeated is None or not _close(first, repeated):
+                    continue
+                problem = check(first.movedim(dim, 0), second.movedim(dim, 0))
+                if problem is not None:
+                    module, kind = place
+                    raise NotPrivate(f"{engine.name_of(module)} ({type(module).__name__}), its {kind}: {problem}")
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -194,7 +233,7 @@ def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _moving(engine: Engine, module: nn.Module, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
+def _moving(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
     found: list[tuple[int | None, ...]] = []
     for call_two, call_three in zip(with_two, with_three, strict=True):
         dims: list[int | None] = []
@@ -206,7 +245,7 @@ def _moving(engine: Engine, module: nn.Module, with_two: Any, with_three: Any) -
     longest = max(found, key=len)
     if any(dims != longest[: len(dims)] for dims in found):
         raise NotPrivate(
-            f"{engine.name_of(module)} ({type(module).__name__}) is called several times with the examples in "
+            f"{engine.name_of(place[0])} ({type(place[0]).__name__}) is called several times with the examples in "
             "different places. Keep them in the same dimension at every call."
         )
     return longest

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients import Engine
 from hoarfrost.noise import Noise
 
@@ -42,7 +43,7 @@ class PrivateOptimizer(Optimizer):
         # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
         self.inner, self.engine, self.noise = inner, engine, noise
         self.parameters = list(parameters.values())
-        self.noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
+        self._noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
         self._charge = charge
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
@@ -60,6 +61,18 @@ class PrivateOptimizer(Optimizer):
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.inner.defaults
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Fixed for the run: what was spent is computed from it."""
+        return self._noise_multiplier
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the new parameters would be trained without clipping and without noise."""
+        raise NotPrivate(
+            "add_param_group on a private optimizer: its parameters would be trained without privacy. Build the "
+            "optimizer with all parameters, and switch them off and on with requires_grad_()."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
@@ -79,12 +92,21 @@ class PrivateOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
+            self._refuse_strangers()
             released = self.engine.release()
             if released is not None:
                 self._charge()
                 self._set_gradients(released.sums, math.hypot(*released.sensitivity))
                 self.inner.step()
         return loss
+
+    def _refuse_strangers(self) -> None:
+        moved = {p for group in self.inner.param_groups for p in group["params"]}
+        if moved != set(self.parameters):
+            raise NotPrivate(
+                "the parameters of the optimizer changed since make_private: they would be trained without privacy, or "
+                "not at all. Build the optimizer with all parameters before make_private."
+            )
 
     def _set_gradients(self, sums: dict[nn.Parameter, Tensor], sensitivity: float) -> None:
         for p in self.parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -99,6 +100,25 @@ class DoubledLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x) + self.weight.sum()
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation: the layer's `forward`, and a computation of its own."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, (weight - weight.mean()) / weight.std(), bias)
+
+
+def patched() -> nn.Module:
+    layer = nn.Linear(5, 3)
+    layer.forward = MethodType(lambda self, x: 3 * F.linear(x, self.weight, self.bias), layer)
+    return layer
+
+
+def one_parameter_twice() -> nn.Module:
+    layer = nn.LayerNorm(5)
+    layer.bias = layer.weight
+    return layer
 
 
 class Bag(nn.Module):
@@ -247,6 +267,8 @@ TABLE = [
     Setting("module of one's own", Scale, floats(6, 3, 5)),
     Setting("module of one's own, views", Scale, floats(6, 3, 5), views=3),
     Setting("subclass with a forward of its own", lambda: DoubledLinear(5, 3), floats(6, 5)),
+    conv_row("convolution with a computation of its own", lambda: Standardised(3, 4, 3), 6, 3, 8, 7),
+    Setting("one parameter under two names", one_parameter_twice, floats(6, 3, 5)),
     Setting("bilinear inside", lambda: Twice(nn.Sequential(Scale(), nn.Linear(3, 5))), floats(6, 3, 5)),
     Setting("parametrized", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), floats(6, 5)),
     Setting("dictionary", Dictionary, lambda: {"words": torch.randint(11, (6, 5)), "more": (torch.randn(6, 3),)}),

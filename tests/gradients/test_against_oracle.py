@@ -10,7 +10,7 @@ from hoarfrost.clipping import Local
 from hoarfrost.gradients import Engine
 from hoarfrost.sampling import Chunk
 from tests import oracle
-from tests.gradients.settings import TABLE, Setting, projected
+from tests.gradients.settings import TABLE, Setting, patched, projected
 
 
 def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
@@ -59,3 +59,12 @@ def cast(batch: object, dtype: torch.dtype) -> object:
     from hoarfrost.nested import map_tensors
 
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+
+
+def test_a_forward_patched_on_an_instance_is_what_is_differentiated() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 5)
+    per_example = oracle.gradients(patched_model := patched(), x, total_loss)
+    expected = oracle.clipped_sum(per_example, norm := oracle.halving_norm(per_example))
+    found = fast(patched_model, x, norm, Setting("patched", patched, lambda: x))
+    torch.testing.assert_close(found["weight"], expected["weight"], rtol=2e-4, atol=1e-5)

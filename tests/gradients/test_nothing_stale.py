@@ -129,6 +129,53 @@ def test_a_batch_may_be_covered_in_pieces(engine: Any) -> None:
     assert_sums(engine, x)
 
 
+def test_two_calls_of_the_model_in_one_backward_pass_are_refused(engine: Any) -> None:
+    """Halves of a batch would be clipped as if they were the same examples."""
+    x = torch.randn(8, 4)
+    announce(engine, 8)
+    with pytest.raises(NotPrivate, match="two calls"):
+        (squares(engine.model(x[:4])) + squares(engine.model(x[4:]))).backward()
+    assert not engine.batch.sums
+    assert the_step_is_right(engine)
+
+
+def test_a_graph_of_an_earlier_batch_cannot_enter_a_later_step(engine: Any) -> None:
+    announce(engine, 5)
+    old = squares(engine.model(torch.randn(5, 4)))
+    announce(engine, 5)
+    with pytest.raises(NotPrivate, match="did not draw"):
+        old.backward()
+
+
+def test_reentrant_checkpointing_is_refused_rather_than_half_trained() -> None:
+    class Reentrant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(checkpoint(self.a, x, use_reentrant=True))
+
+    engine = engine_for(Reentrant())
+    announce(engine, 5)
+    with pytest.raises(NotPrivate):
+        squares(engine.model(torch.randn(5, 4, requires_grad=True))).backward()
+
+
+def test_mixing_is_seen_although_the_first_batch_has_one_example() -> None:
+    engine = engine_for(Centres())
+    clipped_sums(engine, torch.randn(1, 4), squares)
+    announce(engine, 5)
+    with pytest.raises(NotPrivate, match="changing one example"):
+        engine.model(torch.randn(5, 4))
+
+
+def test_a_model_is_made_private_once(engine: Any) -> None:
+    with pytest.raises(NotPrivate, match="already"):
+        engine_for(engine.model)
+    assert engine_for(copy.deepcopy(engine.model))
+
+
 def test_examples_that_the_loader_did_not_draw_are_refused(engine: Any) -> None:
     with pytest.raises(NotPrivate, match="did not draw"):
         squares(engine.model(torch.randn(5, 4))).backward()
@@ -358,10 +405,42 @@ class Centres(nn.Module):
         return self.inner(x - x.mean(0))
 
 
+class CentresInTraining(nn.Module):
+    """Mixes examples in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.first(x), 0.2, self.training)
+        return self.second(h - h.mean(0) if self.training else h)
+
+
+class MixesAtTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return torch.softmax(h @ h.T, 1) @ h
+
+
 REFUSED = {
+    "mixing in training mode only": (
+        CentresInTraining,
+        torch.randn(5, 4),
+        r"second \(Linear\), its input: changing one",
+    ),
+    "mixing after the last layer": (
+        MixesAtTheEnd,
+        torch.randn(5, 4),
+        r"the model \(MixesAtTheEnd\), its output: changing",
+    ),
     "a batch sorted inside of the model": (SortsItsBatch, torch.randn(5, 4), r"second \(Linear\).* another order"),
     "a batch sorted and packed": (SortsAndPacks, of_lengths(1, 3, 2, 1, 3), r"lstm \(LSTM\).* another order"),
-    "a mean over the batch": (Centres, torch.randn(5, 4), r"inner \(Linear\): changing one example"),
+    "a mean over the batch": (Centres, torch.randn(5, 4), r"inner \(Linear\), its input: changing one example"),
     "a weight read by another module": (UsesAnothersWeight, torch.randint(7, (5, 3)), r"table\.weight is used outside"),
     "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be told apart"),
     "a buffer that keeps data": (Counts, torch.randn(5, 4), "buffer seen changes"),

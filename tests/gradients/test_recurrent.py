@@ -201,8 +201,8 @@ def test_a_packed_output_is_the_one_that_torch_returns(kind: str, sorted_before:
         def forward(self, batch: dict[str, Tensor]) -> Tensor:
             x = batch["x"].transpose(0, 1)
             seen.append(self.layer(pack_padded_sequence(x, batch["lengths"], enforce_sorted=sorted_before)))
-            hidden: Tensor = seen[-1][0].data
-            return hidden.sum().expand(len(x[0]), 1)
+            hidden: Tensor = pad_packed_sequence(seen[-1][0])[0]
+            return hidden.sum((0, 2))[:, None]
 
     batch = {"x": torch.randn(6, T, E), "lengths": lengths}
     Packs()(batch)

@@ -73,6 +73,16 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(kind: str) -> None
     assert max(moved) > 0.99 * C  # the test would see it: some neighbour uses the whole sensitivity
 
 
+@pytest.mark.parametrize("shape", [(1, 784), (1, 2, 784), (1, 40, 4, 4)], ids=["product", "Gram", "pixels"])
+def test_tiny_inputs_with_huge_gradients_do_not_slip_under_the_norm(shape: tuple[int, ...]) -> None:
+    """Their squares vanish in float32, one after the other; their product is a gradient longer than C."""
+    layer = nn.Conv2d(40, 48, 3, padding=1, bias=False) if len(shape) == 4 else nn.Linear(784, 700, bias=False)
+    engine = engine_for(layer, C)
+    for tiny, huge in ((2.6e-23, 2e18), (1e-22, 1e16), (1e-25, 3e18), (1e-19, 1e17)):
+        sums = clipped_sums(engine, torch.full(shape, tiny), lambda output, huge=huge: output.sum() * huge)
+        assert float(flat(sums).norm()) <= ALLOWED
+
+
 def test_tied_words_move_the_sum_by_at_most_the_sensitivity() -> None:
     torch.manual_seed(0)
     engine = engine_for(Tied(), C)

@@ -47,6 +47,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LSTM: RecurrentRule(),
     nn.GRU: RecurrentRule(),
 }
+COMPUTATION = ("forward", "_conv_forward")  # the methods by which a subclass changes what it computes
 # Known by name, so that the library they come from is not needed to know them.
 RULES_BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": TransposedLinearRule()}
 
@@ -54,16 +55,18 @@ RULES_BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": Transpose
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule for this module's own parameters; None if it has none of its own and needs none.
 
-    A subclass of a known layer may compute something else: it gets the layer's rule only while it keeps the layer's
-    `forward`, and the fallback otherwise.
+    A subclass of a known layer may compute something else, and so may an instance with a `forward` of its own: they get
+    the layer's rule only while they keep the layer's computation, and the fallback otherwise.
     """
     kind = type(module)
     rule = RULES_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
     for known in kind.__mro__:
-        if known in RULES and kind.forward is known.forward:
+        if known in RULES and all(getattr(kind, name, None) is getattr(known, name, None) for name in COMPUTATION):
             rule = RULES[known]
             break
-    if rule is not None and rule.knows(module):
+    own = [p for p in module._parameters.values() if p is not None]
+    ordinary = len(set(own)) == len(own) and all(p.is_floating_point() for p in own) and "forward" not in vars(module)
+    if rule is not None and ordinary and rule.knows(module):
         return rule
     if not any(True for _ in module.parameters(recurse=False)):
         return None

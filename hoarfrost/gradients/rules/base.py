@@ -129,12 +129,16 @@ def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences:
     for t in sequences:
         if t.is_nested or t.dim() != 3 or dim_of(order[id(t)], t) != expected:
             given = "a nested input" if t.is_nested else f"an input of shape {tuple(t.shape)}"
-            raise NotPrivate(
-                f"{recorder.name_of(module)} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, "
-                f"where the {recorder.rows} examples must be dimension {expected} of 3: anywhere else they would be "
-                "steps of one sequence, and mix. Set batch_first to what the model uses, and give every example a "
-                "sequence of its own."
-            )
+            raise examples_misplaced(recorder.name_of(module), module, f"{given} for {recorder.rows} examples")
+
+
+def examples_misplaced(name: str, module: Any, given: str) -> NotPrivate:
+    """The error for a layer over sequences that would take examples for steps of one."""
+    return NotPrivate(
+        f"{name} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, where examples must be "
+        f"dimension {0 if module.batch_first else 1} of 3: anywhere else they would be steps of one sequence, and mix. "
+        "Set batch_first to what the model uses, and give every example a sequence of its own."
+    )
 
 
 def over_positions(g: Tensor) -> Tensor:

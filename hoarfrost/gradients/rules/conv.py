@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hoarfrost.gradients import buffers, costs
-from hoarfrost.gradients.contributions import Contribution, Dense, rounded_up, working
+from hoarfrost.gradients.contributions import Contribution, Dense, gram_norms, working
 from hoarfrost.gradients.rules.base import LayerRule, Parts
 
 # Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
@@ -121,8 +121,8 @@ class Window(Contribution):
         for axis, (width, step, spread) in enumerate(windows):
             pixels = _along_window(pixels, axis, len(space), places[axis], width, step, spread)
         inputs, outputs = pixels.reshape(len(z), prod(places), -1), torch.bmm(g.mT, g)
-        scale = (inputs.diagonal(dim1=1, dim2=2) * outputs.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-        return rounded_up(inputs.mul_(outputs).sum((1, 2)), scale).view(-1, groups).sum(1)
+        window = prod(self.module.kernel_size)
+        return gram_norms(inputs, outputs, z.shape[1] * window, g.shape[1]).view(-1, groups).sum(1)
 
     def _at_once(self, numbers: int) -> int:
         return max(1, CACHED.get(self.g.device.type, CACHED_ELSEWHERE) // max(1, numbers))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.rules.base import examples_misplaced
@@ -45,10 +45,10 @@ class Seen:
     calls: dict[Place, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> None:
-        if any(isinstance(item, PackedSequence) for item in (*args, *kwargs.values())):
-            args, kwargs = tree_map(_padded, (args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
-            kind = f"packed {kind}"
-        tensors = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, Tensor)]
+        items = tree_flatten((args, kwargs), is_leaf=lambda item: isinstance(item, PackedSequence))[0]
+        if any(isinstance(item, PackedSequence) for item in items):
+            items, kind = tree_flatten([_padded(item) for item in items])[0], f"packed {kind}"
+        tensors = [item for item in items if isinstance(item, Tensor)]
         found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
         self.calls.setdefault((module, kind), []).append(found)
 

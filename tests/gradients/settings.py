@@ -95,6 +95,18 @@ class Scale(nn.Module):
         return torch.einsum("bti,ij->btj", x * self.w, self.mix)
 
 
+class ScaleTimeFirst(nn.Module):
+    """A module of one's own between layers that have time first and examples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.own, self.out = nn.Embedding(11, 5), Scale(), nn.Linear(3, 2)
+        self.own.register_forward_hook(lambda module, args, output: output * 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.own(self.embedding(x)))).mean(0)
+
+
 class DoubledLinear(nn.Linear):
     """A subclass that computes something else than its parent."""
 
@@ -266,6 +278,7 @@ TABLE = [
     Setting("bare, batch as long as the table", lambda: Bare(), floats(9, 8, 3)),
     Setting("module of one's own", Scale, floats(6, 3, 5)),
     Setting("module of one's own, views", Scale, floats(6, 3, 5), views=3),
+    Setting("module of one's own, time first, with a hook", ScaleTimeFirst, words(5, 6), dim=1),
     Setting("subclass with a forward of its own", lambda: DoubledLinear(5, 3), floats(6, 5)),
     conv_row("convolution with a computation of its own", lambda: Standardised(3, 4, 3), 6, 3, 8, 7),
     Setting("one parameter under two names", one_parameter_twice, floats(6, 3, 5)),

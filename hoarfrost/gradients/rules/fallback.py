@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,17 +45,26 @@ class FallbackRule(Rule):
             own[key] = copies if recorder.views == 1 else copies.repeat_interleave(recorder.views, 0)
         fixed = {key: p.detach() for key, p in module.named_parameters() if key not in own}
         if not own:
-            with recorder.paused():
+            with recorder.paused(), _without_hooks(module):
                 return functional_call(module, fixed, args, kwargs)
+
+        usual = next((dim for dim in dims if dim is not None), 0)
+        places: list[int] = []  # of the examples in each output: where they are in the inputs, if there is such a place
+
+        def without_examples(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            places.append(usual if t.dim() > usual and t.shape[usual] == 1 else 0)
+            return t.squeeze(places[-1])
 
         def one_example(parameters: dict[str, Tensor], *items: Any) -> Any:
             batch_of_one = [item if dim is None else item.unsqueeze(dim) for item, dim in zip(items, dims, strict=True)]
             inner_args, inner_kwargs = tree_unflatten(batch_of_one, structure)
             output = functional_call(module, {**fixed, **parameters}, inner_args, inner_kwargs)
-            return tree_map(lambda t: t.squeeze(0) if isinstance(t, Tensor) else t, output)
+            return tree_map(without_examples, output)
 
         try:
-            with recorder.paused():
+            with recorder.paused(), _without_hooks(module):
                 output = vmap(one_example, in_dims=(0, *dims), randomness="different")(own, *flat)
         except (RuntimeError, ValueError) as error:
             raise NotPrivate(
@@ -61,7 +72,21 @@ class FallbackRule(Rule):
                 f"({str(error).splitlines()[0]}). Build it from layers that have rules, or make its forward work on a "
                 "batch of one with torch.func.vmap."
             ) from error
-        return output
+        following = iter(places)
+        return tree_map(lambda t: t.movedim(0, next(following)) if isinstance(t, Tensor) else t, output)
+
+
+@contextmanager
+def _without_hooks(module: nn.Module) -> Iterator[None]:
+    """The module's own hooks run around the rule already; its inner call must not run them a second time."""
+    kept = {name: getattr(module, name) for name in ("_forward_hooks", "_forward_pre_hooks")}
+    for name in kept:
+        setattr(module, name, {})
+    try:
+        yield
+    finally:
+        for name, hooks in kept.items():
+            setattr(module, name, hooks)
 
 
 def _record(recorder: Recorder, p: nn.Parameter, rows: Tensor) -> None:

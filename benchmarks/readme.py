@@ -1,0 +1,42 @@
+"""Writes the figures of `results/step.json` into the README: `python -m benchmarks.readme`."""
+
+import json
+from pathlib import Path
+
+from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+COLUMNS = {
+    "hoarfrost": "Hoarfrost",
+    "hoarfrost-frozen": "lower half frozen",
+    "plain+noise": "plain + `torch.randn` noise, not private",
+    "opacus-hooks": "Opacus 1.6, hooks",
+    "opacus-ghost": "Opacus 1.6, ghost",
+}
+
+
+def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """Time and memory of every contender in units of the plain step, one row a workload."""
+    lines = [f"| | wanted | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for what, unit in (("time", "time"), ("memory", "memory added")):
+        for name, figures in results[what].items():
+            wanted = WORKLOADS[name].wanted if what == "time" else WANTED_MEMORY
+            cells = [f"{figures[key]['ratio']:.2f}" if key in figures else "" for key in COLUMNS]
+            cells[0] = f"**{cells[0]}**"
+            lines.append(f"| {WORKLOADS[name].title}: {unit} | ≤ {wanted:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    results = json.loads((HERE / "results" / "step.json").read_text())
+    machine = results["machine"]
+    readme = HERE.parent / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    place = f"({machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, no GPU)"
+    readme.write_text(f"{before}{BEGIN}\n{table(results)}\n\n{place}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,9 @@
 """The one place that decides how a per-example norm is computed: an estimate of each method's time.
 
 A method's time is its arithmetic and its memory traffic, and a price for what it keeps until the factors are known,
-each at a rate measured once (`python -m benchmarks.costs`
-measures them again on another machine, and prints how far these estimates lie from the clock). Only ratios matter: the
-rates are relative to one multiply-add of a large matrix product.
+each at a rate measured once (`python -m benchmarks.costs` measures them again on another machine, and prints how far
+these estimates lie from the clock). Only ratios matter: the rates are relative to one multiply-add of a large matrix
+product.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Rates:
 
 RATES = {
     "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0),
-    # A GPU has far more arithmetic for each number it can move.
+    # A guess, not yet measured: a GPU has far more arithmetic for each number it can move.
     "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
 }
 

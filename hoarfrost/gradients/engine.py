@@ -238,13 +238,6 @@ class Engine:
         return squares.sqrt_()
 
 
-def detach(model: nn.Module) -> None:
-    """Gives every module of ``model`` its own `forward` back."""
-    for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), Wrapped):
-            del module.__dict__["forward"]
-
-
 def _refuse_plain_gradients(p: nn.Parameter, name: str) -> None:
     """A gradient that autograd itself brings to a parameter came around the rules."""
 

@@ -34,7 +34,7 @@ def words(*shape: int, vocabulary: int = 11) -> Callable[[], Tensor]:
 class Tied(nn.Module):
     """A language model whose head is its embedding."""
 
-    def __init__(self, d: int = 5, frozen: bool = False):
+    def __init__(self, d: int = 5):
         super().__init__()
         self.embedding, self.body, self.head = nn.Embedding(11, d), nn.Linear(d, d), nn.Linear(d, 11)
         self.head.weight = self.embedding.weight
@@ -188,10 +188,6 @@ def frozen(model: nn.Module, *names: str) -> nn.Module:
     for name in names:
         model.get_parameter(name).requires_grad_(False)
     return model
-
-
-def tall(model: nn.Module, d: int = 60) -> nn.Module:
-    return nn.Sequential(model, nn.Flatten(), nn.LazyLinear(3)) if d else model
 
 
 def conv_row(name: str, layer: Callable[[], nn.Module], *shape: int) -> Setting:

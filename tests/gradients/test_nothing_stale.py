@@ -499,7 +499,7 @@ def test_a_frozen_parameter_can_be_thawed_and_is_then_guarded_and_trained() -> N
 def test_tying_counts_the_summed_gradient_and_not_the_sum_of_norms() -> None:
     """Understating a tied weight's norm is a known defect: the two uses' gradients may add up."""
     torch.manual_seed(0)
-    model = Tied(frozen=False)
+    model = Tied()
     x = torch.randint(11, (8, 5))
     per_example = oracle.gradients(model, x, lambda m, b: squares(m(b)) * 10)
     engine = engine_for(copy.deepcopy(model), clip_norm=0.5)

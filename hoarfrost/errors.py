@@ -14,7 +14,15 @@ class NotPrivate(HoarfrostError):
 
 
 class BudgetSpent(HoarfrostError):
-    """The step asked for would exceed what the run was calibrated for."""
+    """What is asked for would exceed what the run was calibrated for, or what its ledger allows."""
+
+
+class LedgerDamaged(HoarfrostError):
+    """A ledger was changed or cut by something else than a ledger's own appending."""
+
+
+class Diverged(HoarfrostError):
+    """The weights are no longer finite numbers, so that further steps would spend budget on nothing."""
 
 
 class MissingExtra(HoarfrostError, ImportError):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
 from hoarfrost.clipping import Clipper, Local
-from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
+from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
@@ -29,7 +33,12 @@ class Private:
     delta: float
     accountant: budget.Accountant
     steps: int | None  # planned in all; None without a limit
-    steps_taken: int = 0
+    calibrated: bool = False  # the noise was chosen for so many steps, and no more
+    allowance: budget.Allowance | None = None  # what the ledger admitted
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    steps_taken: int = 0  # that these weights have behind them
+    earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
+    _charged: int = 0  # of this run, on any weights
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
@@ -54,22 +63,75 @@ class Private:
         """Whether noise and sampling can be drawn again by whoever knows the seed: then nothing may be released."""
         return self.optimizer.noise.seeded
 
+    @property
+    def charged(self) -> int:
+        """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
+        return self._charged if self.allowance is None else self.allowance.entry.reserved
+
+    def spent(self) -> dict[str, budget.Gaussian]:
+        """What these weights cost so far, by run."""
+        return {**self.earlier, self.run: self.loader.poisson.event(self.noise_multiplier, self.charged)}
+
     def events(self) -> tuple[budget.Gaussian, ...]:
         """The releases made so far."""
-        return (self.loader.poisson.event(self.noise_multiplier, self.steps_taken),)
+        return tuple(self.spent().values())
 
     def epsilon(self) -> float:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
 
         Guarantees:
             An upper bound for everything the optimizer has released, for data sets that differ in one example that is
-            in one and not in the other.
+            in one and not in the other. Restoring earlier weights does not lower it.
         """
         return budget.epsilon(self.events(), self.delta, self.accountant)
 
     def statement(self) -> budget.Statement:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         return budget.Statement.of(self.events(), self.delta, self.accountant, seeded=self.seeded)
+
+    def restore(self, *, steps_taken: int, position: Mapping[str, int], spent: Mapping[str, budget.Gaussian]) -> None:
+        """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
+
+        Guarantees:
+            Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
+            object's and by the ledger's counts. A seeded run goes on with noise that it has not used. Steps that were
+            released and lost are not taken again if the noise was calibrated for just so many, or if the ledger's
+            budget does not allow it: then `steps` becomes as many as can be.
+        """
+        validate.count(steps_taken=steps_taken)
+        self.loader.load_state_dict(dict(position))
+        self.steps_taken = steps_taken
+        known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
+        for run, event in spent.items():
+            if run == self.run:
+                self._charged = max(self._charged, event.steps)
+                continue
+            accounts = (event, self.earlier.get(run, event), known.get(run, event))
+            self.earlier[run] = max(accounts, key=lambda account: account.steps)
+        if self.seeded:
+            self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, self.charged))
+        if self.steps is not None:
+            self.steps = min(self.steps, steps_taken + self._affordable(self.steps - steps_taken))
+            self.loader.steps = self.steps
+
+    def _affordable(self, wanted: int) -> int:
+        """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
+        if self.allowance is None:
+            assert self.steps is not None
+            return max(0, min(wanted, self.steps - self._charged)) if self.calibrated else wanted
+        missing = wanted - self.allowance.left
+        if missing > 0 and not self.calibrated:
+            possible = self.allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
+            more = missing if possible is None else min(missing, possible)
+            if more > 0:
+                self.allowance.extend(more)
+        return min(wanted, self.allowance.left)
+
+    def _begin(self) -> None:
+        """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
+        check_finite(self.model, self.steps_taken)
+        if self.allowance is not None:
+            self.allowance.reserve()
 
     def _charge(self) -> None:
         if self.steps is not None and self.steps_taken >= self.steps:
@@ -78,6 +140,34 @@ class Private:
                 "make_private, which calibrates the noise for them."
             )
         self.steps_taken += 1
+        self._charged += 1
+
+    def _settle(self) -> None:
+        if self.allowance is not None:
+            self.allowance.commit()
+
+
+@torch.no_grad()
+def check_finite(model: nn.Module, steps_taken: int) -> None:
+    """Refuses weights that are not numbers any more."""
+    parameters: list[Tensor] = [p for p in model.parameters() if p.numel()]
+    # The sum of absolute values of finite float32 numbers may overflow; their largest one does not.
+    largest = torch._foreach_norm(parameters, math.inf)
+    if not all(bool(each.isfinite().all()) for each in _by_device(largest)):
+        broken = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+        raise Diverged(
+            f"after {steps_taken} steps the weights are no longer finite numbers ({', '.join(broken[:3])}"
+            f"{', ...' if len(broken) > 3 else ''}): training has diverged, and further steps would spend budget on "
+            "nothing. Go on from an earlier checkpoint with a smaller learning rate"
+        )
+
+
+def _by_device(scalars: Sequence[Tensor]) -> list[Tensor]:
+    """Stacked, so that each device is asked once."""
+    devices: dict[torch.device, list[Tensor]] = {}
+    for scalar in scalars:
+        devices.setdefault(scalar.device, []).append(scalar.float())
+    return [torch.stack(each) for each in devices.values()]
 
 
 def make_private(
@@ -99,6 +189,8 @@ def make_private(
     batch_first: bool = True,
     accountant: budget.Accountant = "pld",
     seed: int | None = None,
+    ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
+    run: str | None = None,
 ) -> Private:
     """Makes a model, its optimizer and its data private; the training loop stays plain PyTorch.
 
@@ -116,6 +208,10 @@ def make_private(
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.
+        ledger: the data set's `budget.Ledger`, or its path: the whole run is admitted there before an example is read,
+            and every step is written there before its batch is drawn.
+        run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on: what it
+            spent before a crash stays spent.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -170,9 +266,39 @@ def make_private(
     private_optimizer = PrivateOptimizer(
         optimizer, engine, Noise(seed), parameters=parameters, noise_multiplier=noise_multiplier,
         expected_batch=loader.poisson.expected_batch, charge=lambda: private._charge(),
+        settle=lambda: private._settle(),
     )  # fmt: skip
-    private = Private(model, private_optimizer, loader, delta, accountant, steps)
+    private = Private(model, private_optimizer, loader, delta, accountant, steps, calibrated=epsilon is not None)
+    if ledger is not None:
+        private.allowance = _admitted(private, ledger, run)
+        run = private.allowance.run
+    if run is not None:
+        private.run = run
+    loader.on_batch = private._begin
     return private
+
+
+def _admitted(
+    private: Private, ledger: budget.Ledger | budget.Allowance | str | Path, run: str | None
+) -> budget.Allowance:
+    """What the ledger admits of the plan; a run that it knows goes on with what it was admitted for."""
+    if private.steps is None:
+        raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
+    plan = private.loader.poisson.event(private.noise_multiplier, private.steps)
+    if isinstance(ledger, budget.Allowance):
+        allowance = ledger
+    else:
+        ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
+        if run is None or not any(entry.run == run for entry in ledger.entries):
+            return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded)
+        allowance = ledger.resume(run)
+    admitted = allowance.entry
+    if replace(admitted.event, steps=plan.steps) != plan or admitted.seeded != private.seeded:
+        raise InvalidValue(
+            f"the run {admitted.run!r} was admitted to the ledger with other settings ({admitted.event}) than these "
+            f"({plan}). Give another run=, and it is charged as what it is"
+        )
+    return allowance
 
 
 def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

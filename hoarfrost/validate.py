@@ -53,6 +53,13 @@ def probability(**values: object) -> None:
             raise InvalidValue(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
+def count(**values: object) -> None:
+    """Each value is an integer, zero or above."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidValue(f"{name} must be a whole number, 0 or above, got {value!r}")
+
+
 def whole(**values: object) -> None:
     """Each value is an integer, one or above."""
     for name, value in values.items():

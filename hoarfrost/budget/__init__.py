@@ -2,9 +2,13 @@
 
 from hoarfrost.budget.accountant import Accountant as Accountant
 from hoarfrost.budget.accountant import epsilon as epsilon
+from hoarfrost.budget.allowance import Allowance as Allowance
 from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier
 from hoarfrost.budget.calibration import steps as steps
 from hoarfrost.budget.events import Event as Event
 from hoarfrost.budget.events import Gaussian as Gaussian
+from hoarfrost.budget.key import make_key as make_key
+from hoarfrost.budget.key import read_key as read_key
+from hoarfrost.budget.ledger import Ledger as Ledger
 from hoarfrost.budget.readout import Readout as Readout
 from hoarfrost.budget.statement import Statement as Statement

@@ -1,9 +1,9 @@
 """Releases as data. An event says what was released and how noisily; what that costs is worked out elsewhere."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol, runtime_checkable
 
 from dp_accounting import (
     ComposedDpEvent,
@@ -16,7 +16,7 @@ from dp_accounting import (
 )
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.validate import finite, not_negative, rate, whole
+from hoarfrost.validate import count, finite, not_negative, rate
 
 # Accountants square the noise multiplier. Less noise than this hides nothing; of more than this, what is beyond counts
 # for nothing, which can only overstate the cost.
@@ -55,8 +55,7 @@ class Gaussian:
         finite(noise_multiplier=self.noise_multiplier)
         not_negative(noise_multiplier=self.noise_multiplier)
         rate(sample_rate=self.sample_rate)
-        if type(self.steps) is not int or self.steps != 0:  # nothing released yet is a fair thing to describe
-            whole(steps=self.steps)
+        count(steps=self.steps)  # nothing released yet is a fair thing to describe
 
     def dp_event(self) -> DpEvent:
         """The release in dp-accounting's terms."""
@@ -79,6 +78,22 @@ class Gaussian:
         count = "1 step" if self.steps == 1 else f"{self.steps} steps"
         sampling = "on all examples" if self.sample_rate == 1 else f"at sampling rate {self.sample_rate:.6g}"
         return f"{count} {sampling} with noise multiplier {self.noise_multiplier:.6g}"
+
+
+KINDS: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
+
+
+def from_dict(facts: Mapping[str, Any]) -> Gaussian:
+    """The release that `as_dict` described.
+
+    >>> from_dict(Gaussian(noise_multiplier=1.5).as_dict())
+    Gaussian(noise_multiplier=1.5, sample_rate=1.0, steps=1)
+    """
+    facts = dict(facts)
+    kind = facts.pop("kind", None)
+    if kind not in KINDS or set(facts) != {field.name for field in fields(KINDS[kind])}:
+        raise InvalidValue("this is not the description of a release")
+    return KINDS[kind](**facts)
 
 
 def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:

@@ -25,8 +25,8 @@ class PrivateOptimizer(Optimizer):
     Guarantees:
         Every live parameter gets noise of standard deviation noise_multiplier × sensitivity on every coordinate, once a
         step, whether or not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is
-        called before the noisy gradient exists, and may refuse. A parameter that is not live has no gradient and does
-        not move.
+        called before the noisy gradient exists, and may refuse; ``settle`` when the step is done. A parameter that is
+        not live has no gradient and does not move.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class PrivateOptimizer(Optimizer):
         noise_multiplier: float,
         expected_batch: float,
         charge: Callable[[], None],
+        settle: Callable[[], None] = lambda: None,
     ):
         # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
         self.inner, self.engine, self.noise = inner, engine, noise
         self.parameters = list(parameters.values())
         self._noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
-        self._charge = charge
+        self._charge, self._settle = charge, settle
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
@@ -98,6 +99,7 @@ class PrivateOptimizer(Optimizer):
                 self._charge()
                 self._set_gradients(released.sums, math.hypot(*released.sensitivity))
                 self.inner.step()
+                self._settle()
         return loss
 
     def _refuse_strangers(self) -> None:

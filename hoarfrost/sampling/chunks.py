@@ -38,6 +38,8 @@ class Plan:
     chunk_examples: int | None
     views: int
     waiting: deque[Chunk] = field(default_factory=deque)
+    handed_over: int = 0  # whole batches
+    between_batches: bool = True
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):

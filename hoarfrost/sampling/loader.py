@@ -49,6 +49,8 @@ class PoissonLoader:
         batch_first: where the examples lie in a batch's tensors; see `empty_batch`.
         seed: makes the batches repeatable, whatever the number of workers; for experiments only.
         on_chunk: called with a `Chunk` in this process, right before that chunk is yielded.
+        on_batch: called once for every logical batch, before it is drawn; where workers draw ahead, before anything of
+            it is handed over. If it raises, the batch is not handed over.
 
     Guarantees:
         Each record is in each batch with probability q, independently; `loader.poisson`, which draws the
@@ -76,6 +78,7 @@ class PoissonLoader:
         batch_first: bool = True,
         seed: int | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
+        on_batch: Callable[[], None] | None = None,
     ) -> None:
         validate.whole(views=views)
         if steps is not None:
@@ -95,7 +98,11 @@ class PoissonLoader:
         self.views = views
         self.batch_first = batch_first
         self.on_chunk = on_chunk
-        self._epoch = 0
+        self.on_batch = on_batch
+        self.epoch = 0  # how many have begun
+        self._rest = 0  # steps of the last one that are still to come, after a restart in its middle
+        self._iterations = 0
+        self._paid = False  # on_batch was called for a batch that is not handed over yet
         self._stream = Keystream("sampling", seed)
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has a plan.
         self._batches = _Batches()
@@ -117,19 +124,26 @@ class PoissonLoader:
         return self._stream.seeded
 
     def state_dict(self) -> dict[str, int]:
-        """Where the run is. An epoch that has begun counts as used: no batch is repeated after a restart."""
-        return {"epoch": self._epoch, "steps_drawn": self.steps_drawn}
+        """Where the run is; what was drawn is not in it, nor what will be."""
+        return {"epoch": self.epoch, "steps_drawn": self.steps_drawn, "iterations": self._iterations}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another process was, at its next epoch. Going back is refused: it repeats batches."""
-        if state["epoch"] < self._epoch or state["steps_drawn"] < self.steps_drawn:
-            raise InvalidValue(f"the run is at {self.state_dict()} already and cannot go back to {state}")
-        self._epoch, self.steps_drawn = state["epoch"], state["steps_drawn"]
+        """Go on where another process was, forwards or back; the next iteration ends where its epoch would have.
+
+        The batches are new ones in any case: a seeded stream goes on with numbers that neither has used.
+        """
+        for name in ("epoch", "steps_drawn", "iterations"):
+            validate.count(**{name: state[name]})
+        self.epoch, self.steps_drawn = state["epoch"], state["steps_drawn"]
+        self._iterations = max(self._iterations, state["iterations"])
+        until = self.poisson.epoch_boundary(self.epoch)
+        self._rest = min(max(0, until - self.steps_drawn), until - self.poisson.epoch_boundary(max(0, self.epoch - 1)))
         self._batches.plan = None
 
     def _coming_steps(self) -> int:
-        whole_epoch = self.poisson.epoch_boundary(self._epoch + 1) - self.poisson.epoch_boundary(self._epoch)
-        return whole_epoch if self.steps is None else min(whole_epoch, self.steps - self.steps_drawn)
+        whole_epoch = self.poisson.epoch_boundary(self.epoch + 1) - self.poisson.epoch_boundary(self.epoch)
+        coming = self._rest or whole_epoch
+        return coming if self.steps is None else min(coming, self.steps - self.steps_drawn)
 
     def _refuse_if_spent(self) -> None:
         if self.steps is not None and self.steps_drawn >= self.steps:
@@ -147,13 +161,17 @@ class PoissonLoader:
             chunk_examples=self.max_physical_batch and self.max_physical_batch // self.views,
             views=self.views,
         )
-        # An epoch has draw numbers of its own: how far workers ran ahead in the one before must not matter.
-        self._stream.skip_to(self._epoch << 32)
-        self._epoch += 1
+        # An iteration has draw numbers of its own: how far workers ran ahead in the one before must not matter.
+        self._stream.skip_to(self._iterations << 32)
+        self._iterations += 1
+        self.epoch += self._rest == 0
+        self._rest = 0
         self._batches.plan = plan
         batches = iter(self._loader)
         while True:
             self._refuse_if_superseded(plan)
+            if plan.between_batches and plan.handed_over < plan.steps:
+                self._pay()
             batch = next(batches, _END)
             while plan.waiting and plan.waiting[0].examples == 0:
                 self._hand_over(plan)
@@ -165,10 +183,21 @@ class PoissonLoader:
 
     def _hand_over(self, plan: Plan) -> None:
         self._refuse_if_superseded(plan)
-        chunk = plan.waiting.popleft()
+        chunk = plan.waiting[0]
+        if chunk.first:
+            self._pay()
+            self._paid = False
+        plan.waiting.popleft()
         if self.on_chunk is not None:
             self.on_chunk(chunk)
+        plan.between_batches = chunk.last
+        plan.handed_over += chunk.last
         self.steps_drawn += chunk.last
+
+    def _pay(self) -> None:
+        if not self._paid and self.on_batch is not None:
+            self.on_batch()
+        self._paid = True
 
     def _refuse_if_superseded(self, plan: Plan) -> None:
         if self._batches.plan is not plan:

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,21 @@ class RunFolder:
             raise HoarfrostError(f"cannot write {path}: {error.strerror}") from error
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
-        path = self.path / name
-        draft = path.with_name(f".{path.name}.draft")
-        try:
-            write(draft)
-            with open(draft, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except OSError as error:
-            raise HoarfrostError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
+        replace_file(self.path / name, write)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file that is whole, or not there, or as it was before, whenever the process is killed."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        write(draft)
+        with open(draft, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise HoarfrostError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
             draft.unlink(missing_ok=True)
 
 

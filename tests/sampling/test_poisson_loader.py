@@ -360,8 +360,63 @@ def test_a_restarted_run_goes_on_where_it_was():
     assert [[first_column(b) for b in restarted] for _ in range(2)] == epochs[1:]
     with pytest.raises(BudgetSpent):
         iter(restarted)
-    with pytest.raises(InvalidValue, match="cannot go back"):
-        restarted.load_state_dict(started.state_dict())
+
+
+def test_a_run_that_goes_back_draws_new_batches():
+    loader = PoissonLoader(Numbers(40), batch_size=10, seed=1)
+    list(loader)
+    state = loader.state_dict()
+    second = [first_column(b) for b in loader]
+    loader.load_state_dict(state)
+    assert loader.steps_drawn == 4
+    assert [first_column(b) for b in loader] != second
+
+
+def test_a_run_restarted_within_an_epoch_first_finishes_that_epoch():
+    started = PoissonLoader(Numbers(40), batch_size=10)
+    batches = iter(started)
+    next(batches), next(batches), next(batches)
+    restarted = PoissonLoader(Numbers(40), batch_size=10)
+    restarted.load_state_dict(started.state_dict())
+    assert [len(restarted), len(list(restarted)), len(list(restarted))] == [1, 1, 4]
+    assert restarted.epoch == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("rate", [0.02, 0.5])
+def test_every_batch_is_paid_for_once_before_anything_of_it_is_handed_over(rate, workers):
+    """Empty ones and those in chunks too, and none that is not handed over."""
+    seen = []
+    loader = PoissonLoader(
+        DataLoader(Numbers(30), batch_size=1, num_workers=workers), sample_rate=rate, steps=20, max_physical_batch=4,
+        seed=3, on_batch=lambda: seen.append("paid"), on_chunk=lambda chunk: seen.append((chunk.first, chunk.last)),
+    )  # fmt: skip
+    list(loader) if rate < 0.05 else [list(loader) for _ in range(10)]
+    assert seen.count("paid") == sum(last for _, last in filter(lambda e: e != "paid", seen)) == 20
+    due = False
+    for event in seen:
+        if event == "paid":
+            assert not due
+            due = True
+        elif event[0]:
+            assert due
+            due = False
+
+
+def test_a_batch_is_not_drawn_before_it_is_paid_for():
+    drawn = []
+
+    class Watched(Numbers):
+        def __getitem__(self, index):
+            drawn.append(index)
+            return super().__getitem__(index)
+
+    def refuse():
+        raise BudgetSpent("no")
+
+    with pytest.raises(BudgetSpent):
+        next(iter(PoissonLoader(Watched(30), sample_rate=1.0, on_batch=refuse)))
+    assert drawn == []
 
 
 # What it is made of

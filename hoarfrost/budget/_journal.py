@@ -1,0 +1,245 @@
+"""A file that can only grow: records chained by hashes, safe under concurrent writers, kills and a full disk."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hoarfrost.errors import HoarfrostError, InvalidValue, LedgerDamaged
+
+MOST_BYTES = 1 << 16  # of one record: what is longer was not written by us
+START = "0" * 64  # what the first record is chained to
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last record's number and hash: whoever keeps it can later tell that nothing before it was taken away.
+
+    >>> str(Head(3, "ab" * 32))[:6], Head.parse(str(Head(3, "ab" * 32))).number
+    ('3:abab', 3)
+    """
+
+    number: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.hash}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        """Reads what ``str`` wrote."""
+        number, _, digest = text.strip().partition(":")
+        if not number.isascii() or not number.isdecimal() or len(number) > 15 or len(digest) != 64:
+            raise InvalidValue("a ledger's head is a number, a colon and 64 hexadecimal digits")
+        return cls(int(number), digest)
+
+
+class Journal:
+    """Records as lines of JSON, each with the hash of itself and of all before it.
+
+    Args:
+        path: the file. It is never replaced, only appended to.
+        key: the owner's. With one, every record carries a MAC, and ``<path>.head`` the newest record's: nobody without
+            the key can add, change or take away records unnoticed.
+
+    Guarantees:
+        A durable record is on the disk when `append` returns, or `append` raises and nothing was added. A line that a
+        kill cut short was never acknowledged; it is left out by readers and removed by the next writer. Any other
+        change to what was read before, and any record that does not fit the chain, is refused.
+    """
+
+    def __init__(self, path: Path, key: bytes | None = None) -> None:
+        self.path = path
+        self.hashes: list[str] = []
+        self._key = None if key is None else hmac.digest(key, b"hoarfrost ledger", "sha256")
+        self._end = 0  # up to here the file was read and is sound
+        self._last = b""
+
+    @property
+    def head(self) -> Head:
+        """The newest record that was read."""
+        return Head(len(self.hashes) - 1, self.hashes[-1])
+
+    def contains(self, head: Head) -> bool:
+        """Whether that record is in the chain, at its place."""
+        return head.number < len(self.hashes) and hmac.compare_digest(self.hashes[head.number], head.hash)
+
+    def create(self, first: Mapping[str, Any]) -> None:
+        """Makes the file, which must not exist, with its first record."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            with self.locked() as writer:
+                writer.append(first)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # or a power cut could take the file's name
+            finally:
+                os.close(folder)
+        except FileExistsError:
+            raise InvalidValue(f"there is a ledger or another file at {self.path} already") from None
+        except OSError as error:
+            raise self._trouble("make", error) from error
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records that were added since the last time, checked."""
+        try:
+            with open(self.path, "rb") as file:
+                return self._read(file.fileno())
+        except OSError as error:
+            raise self._trouble("read", error) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[Writer]:
+        """Keeps all other writers out; whoever enters has read everything that is there."""
+        try:
+            file = os.open(self.path, os.O_RDWR)
+        except OSError as error:
+            raise self._trouble("write", error) from error
+        try:
+            _lock(file)
+            yield Writer(self, file, self._read(file))
+        finally:
+            os.close(file)  # which gives the lock back
+
+    def check_mac_of_head(self) -> None:
+        """With a key: that the newest record which the owner's head file vouches for is still there."""
+        if self._key is None:
+            return
+        try:
+            text = self._head_file.read_text("ascii")
+            said, mac = text.split()
+            head = Head.parse(said)
+        except (OSError, ValueError):
+            raise LedgerDamaged(
+                f"the ledger {self.path} has a key, but {self._head_file} is missing or not readable: records may have "
+                "been taken away. Put the file back from a copy, or check the ledger against an exported head."
+            ) from None
+        if not hmac.compare_digest(self._mac(f"head {head}"), mac):
+            raise LedgerDamaged(f"{self._head_file} was not written with this ledger's key")
+        if not self.contains(head):
+            raise LedgerDamaged(
+                f"the ledger {self.path} was cut: it ends before record {head.number}, which its head file vouches for"
+            )
+
+    def _read(self, file: int) -> list[dict[str, Any]]:
+        size = os.fstat(file).st_size
+        if size < self._end or os.pread(file, len(self._last), self._end - len(self._last)) != self._last:
+            raise LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
+        found = []
+        with os.fdopen(os.dup(file), "rb") as lines:
+            lines.seek(self._end)
+            while line := lines.readline(MOST_BYTES):
+                if not line.endswith(b"\n"):
+                    if len(line) >= MOST_BYTES:
+                        raise self._damaged("it is too long")
+                    break  # torn: whoever wrote it was killed, or is writing it now
+                found.append(self._checked(line))
+                self._end += len(line)
+                self._last = line
+        return found
+
+    def _checked(self, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+            as_written = isinstance(record, dict) and _encode(record) == line
+        except (ValueError, RecursionError):
+            as_written = False
+        if not as_written:
+            raise self._damaged("it is not written as records are")
+        body = {key: value for key, value in record.items() if key not in ("hash", "mac")}
+        digest = self._hash(body)
+        if body.get("n") != len(self.hashes) or record.get("hash") != digest:
+            raise self._damaged("it does not follow from the records before it")
+        if self._key is not None and not hmac.compare_digest(str(record.get("mac")), self._mac(digest)):
+            raise self._damaged("it was not written with this key")
+        self.hashes.append(digest)
+        return body
+
+    def _hash(self, body: Mapping[str, Any]) -> str:
+        before = self.hashes[-1] if self.hashes else START
+        return hashlib.sha256(before.encode() + b"\n" + _encode(body)).hexdigest()
+
+    def _mac(self, text: str) -> str:
+        assert self._key is not None
+        return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+
+    @property
+    def _head_file(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.head")
+
+    def _vouch(self) -> None:
+        """Not flushed: a head that is older than the records is no harm."""
+        draft = self._head_file.with_name(f".{self._head_file.name}.{os.getpid()}")
+        draft.write_text(f"{self.head} {self._mac(f'head {self.head}')}\n", "ascii")
+        os.replace(draft, self._head_file)
+
+    def _damaged(self, why: str) -> LedgerDamaged:
+        return LedgerDamaged(
+            f"the ledger {self.path} was changed: record {len(self.hashes)} is not sound ({why}). Nothing is spent "
+            "from a ledger that cannot be trusted; put it back from a copy."
+        )
+
+    def _trouble(self, what: str, error: OSError) -> HoarfrostError:
+        return InvalidValue(f"cannot {what} the ledger {self.path}: {error.strerror or error}")
+
+
+class Writer:
+    """The one who may append just now. ``new`` is what others wrote since this journal was last read."""
+
+    def __init__(self, journal: Journal, file: int, new: list[dict[str, Any]]) -> None:
+        self.new = new
+        self._journal, self._file = journal, file
+
+    def append(self, body: Mapping[str, Any], *, durable: bool = True) -> dict[str, Any]:
+        """Adds a record and returns it as readers will see it."""
+        journal = self._journal
+        body = {**body, "n": len(journal.hashes)}
+        digest = journal._hash(body)
+        seal = {"hash": digest} if journal._key is None else {"hash": digest, "mac": journal._mac(digest)}
+        line = _encode({**body, **seal})
+        if len(line) > MOST_BYTES:
+            raise InvalidValue("a ledger's record is too long; give a shorter description")
+        try:
+            os.ftruncate(self._file, journal._end)  # a torn line, if there is one
+            if os.pwrite(self._file, line, journal._end) != len(line):
+                raise OSError("the disk is full")
+            if durable:
+                os.fsync(self._file)
+        except OSError as error:
+            self._take_back()
+            raise journal._trouble("write", error) from error
+        journal.hashes.append(digest)
+        journal._end += len(line)
+        journal._last = line
+        if durable and journal._key is not None:
+            try:
+                journal._vouch()
+            except OSError as error:
+                raise journal._trouble("write the head of", error) from error
+        return body
+
+    def _take_back(self) -> None:
+        # If that fails, the next writer meets a torn line, or a reservation that nobody used.
+        with suppress(OSError):
+            os.ftruncate(self._file, self._journal._end)
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    """One way only to write a record, so that a change of any byte shows."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _lock(file: int) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        raise HoarfrostError("ledgers need the file locks of POSIX systems (Linux, macOS)") from None
+    fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,0 +1,325 @@
+"""One budget for everything that is ever done with a data set, kept in a file that nothing refunds."""
+
+from __future__ import annotations
+
+import getpass
+import hmac
+import math
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hoarfrost import validate
+from hoarfrost.budget._journal import Head, Journal, Writer
+from hoarfrost.budget.accountant import Accountant, check_accountant
+from hoarfrost.budget.accountant import epsilon as epsilon_of
+from hoarfrost.budget.allowance import Allowance
+from hoarfrost.budget.calibration import steps as steps_within
+from hoarfrost.budget.entry import Entry, now
+from hoarfrost.budget.events import Gaussian, from_dict
+from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
+
+FORMAT = 1
+
+
+class Ledger:
+    """A data set's budget, shared by all who train on it, in one append-only file.
+
+    Whoever wants to release something asks first (`admit`). What is admitted is held for them, step by step reserved
+    *before* a batch is drawn, and committed after the step. What a run does not reserve returns to the others when it
+    is closed; what is reserved never does.
+
+    Args:
+        path: of a ledger that `Ledger.create` made.
+        key: the owner's, if it was made with one.
+
+    Guarantees:
+        Everything that was reserved counts as spent, committed or not: a kill at any moment may overstate what was
+        released, never understate it. The releases admitted at any time, by any number of processes, cost together at
+        most the budget. A record that was changed, reordered or taken out of the middle is noticed by anyone; one taken
+        from the end is noticed by whoever has a later `head`, and by everyone with the owner's key.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
+    >>> ledger = Ledger.create(path, epsilon=2.0, delta=1e-5)
+    >>> allowance = ledger.admit(Gaussian(noise_multiplier=1.0, sample_rate=0.01, steps=500), what="a first model")
+    >>> for step in range(3):
+    ...     allowance.reserve()
+    ...     # draw a batch, compute, add noise
+    ...     allowance.commit()
+    >>> round(Ledger(path).epsilon(), 3)
+    0.275
+    """
+
+    def __init__(self, path: str | Path, key: bytes | None = None) -> None:
+        self.path = Path(path)
+        self._key = key
+        self._journal = Journal(self.path, key)
+        self._entries: dict[int, Entry] = {}
+        self.budget: float | None = None
+        self.delta = math.nan
+        self.accountant: Accountant = "pld"
+        self.keyed = self.seeded = False
+        self.note = ""
+        if not self.path.is_file():
+            raise InvalidValue(f"there is no ledger at {self.path}; make one with `hoarfrost ledger create`")
+        self.refresh()
+        if not self._journal.hashes:
+            raise LedgerDamaged(f"the ledger {self.path} is empty: not even its budget is in it")
+        if key is not None and not self.keyed:
+            raise InvalidValue(f"the ledger {self.path} was made without a key")
+        self._journal.check_mac_of_head()
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        epsilon: float | None,
+        delta: float,
+        accountant: Accountant = "pld",
+        key: bytes | None = None,
+        seeded: bool = False,
+        note: str = "",
+    ) -> Ledger:
+        """Makes a ledger with a budget; an ``epsilon`` of None keeps the books without a limit.
+
+        Args:
+            key: the owner's secret. Whoever writes to the ledger then needs it.
+            seeded: admit runs whose noise comes from a seed, and hides nothing from whoever knows it.
+        """
+        if epsilon is not None:
+            validate.positive(epsilon=epsilon)
+            validate.finite(epsilon=epsilon)
+        validate.probability(delta=delta)
+        check_accountant(accountant)
+        first = {
+            "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,
+            "keyed": key is not None, "seeded": seeded, "note": note, "who": _who(), "code": _code(), "at": now(),
+        }  # fmt: skip
+        Journal(Path(path), key).create(first)
+        return cls(path, key)
+
+    # What is in it.
+
+    def refresh(self) -> None:
+        """Reads what others have written."""
+        self._take(self._journal.read())
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything that was admitted, in order."""
+        return tuple(self._entries.values())
+
+    def spent(self) -> tuple[Gaussian, ...]:
+        """All that was reserved: what has been released, or may have been."""
+        return tuple(entry.spent for entry in self.entries if entry.reserved)
+
+    def held(self) -> tuple[Gaussian, ...]:
+        """What open runs may still reserve."""
+        return tuple(entry.held for entry in self.entries if entry.held.steps)
+
+    def epsilon(self) -> float:
+        """What was spent, at the ledger's delta."""
+        return epsilon_of(self.spent(), self.delta, self.accountant)
+
+    def epsilon_with_held(self) -> float:
+        """What will have been spent when all open runs take all their steps."""
+        return epsilon_of(self.spent() + self.held(), self.delta, self.accountant)
+
+    def steps_left(self, sample_rate: float, noise_multiplier: float) -> int | None:
+        """How many more such steps the budget buys, besides all that is held; None without a limit."""
+        if self.budget is None:
+            return None
+        others = self.spent() + self.held()
+        return steps_within(self.budget, self.delta, sample_rate, noise_multiplier, self.accountant, after=others)
+
+    @property
+    def head(self) -> Head:
+        """The newest record. Keep it somewhere else, and `check` can tell later that nothing was taken away."""
+        return self._journal.head
+
+    def check(self, head: Head | str) -> None:
+        """Refuses a ledger that does not contain the record which an earlier `head` names."""
+        head = Head.parse(head) if isinstance(head, str) else head
+        if not self._journal.contains(head):
+            raise LedgerDamaged(
+                f"the ledger {self.path} does not contain the record {head.number} that the given head names: it was "
+                "cut, put back from an older copy, or is another ledger"
+            )
+
+    def fingerprint(self, digest: bytes) -> str | None:
+        """What the ledger may keep of a data set's digest: nothing without the owner's key.
+
+        Whoever can compute it could otherwise try out guesses of the data.
+        """
+        if self._key is None:
+            return None
+        return hmac.new(hmac.digest(self._key, b"hoarfrost data", "sha256"), digest, "sha256").hexdigest()
+
+    # Drawing on it.
+
+    def admit(
+        self,
+        event: Gaussian,
+        *,
+        run: str | None = None,
+        what: str = "",
+        seeded: bool = False,
+        data: str | None = None,
+        new_data: bool = False,
+        ahead: int = 1,
+    ) -> Allowance:
+        """Asks for ``event.steps`` steps; refuses what would exceed the budget together with all that is spent or held.
+
+        Args:
+            run: a name of one's own, to find the allowance again after a crash (`resume`).
+            what: what it is for, told to whoever reads the ledger.
+            data: the data set's `fingerprint`. One that differs from the ledger's earlier ones is refused, unless it is
+                said to be ``new_data``: the same people's, say, with some added.
+            ahead: so many steps are reserved at a time: fewer writes, and as many lost when the process is killed.
+        """
+        validate.whole(steps=event.steps, ahead=ahead)
+        with self._writing() as writer:
+            run = f"run-{len(self._journal.hashes)}" if run is None else run
+            if any(entry.run == run for entry in self.entries):
+                raise InvalidValue(f"the ledger {self.path} has a run named {run!r} already; choose another name")
+            self._refuse_seeded(seeded)
+            if not new_data:
+                self._refuse_other_data(data)
+            self._refuse_beyond_budget(event)
+            record = self._append(
+                writer,
+                {
+                    "kind": "admit", "run": run, "what": what, "who": _who(), "code": _code(), "at": now(),
+                    "event": event.as_dict(), "seeded": seeded, "data": data,
+                },
+            )  # fmt: skip
+            return Allowance(self, int(record["n"]), ahead)
+
+    def resume(self, run: str, *, ahead: int = 1) -> Allowance:
+        """The allowance of a run that was admitted before and is not closed: what it reserved stays spent."""
+        self.refresh()
+        for entry in self.entries:
+            if entry.run == run:
+                if entry.closed:
+                    raise InvalidValue(f"the run {run!r} is closed in the ledger {self.path}; admit it anew")
+                return Allowance(self, entry.number, ahead)
+        raise InvalidValue(f"the ledger {self.path} knows no run named {run!r}")
+
+    def close(self, run: str) -> None:
+        """Gives back what the run holds and has not reserved. It can take no further step."""
+        self.resume(run).close()
+
+    @contextmanager
+    def release(self, event: Gaussian, what: str) -> Iterator[None]:
+        """Pays for a single release (a metric, a threshold, a selection) that the block makes.
+
+        >>> import tempfile
+        >>> ledger = Ledger.create(Path(tempfile.mkdtemp()) / "ledger.jsonl", epsilon=1.0, delta=1e-5)
+        >>> with ledger.release(Gaussian(noise_multiplier=10.0), what="accuracy on the training set"):
+        ...     pass  # compute it, and add the noise
+        >>> ledger.entries[0].committed
+        1
+        """
+        allowance = self.admit(event, what=what, ahead=event.steps)
+        try:
+            allowance.reserve()
+            yield
+            allowance.commit(event.steps)
+        finally:
+            allowance.close()
+
+    # The inside.
+
+    @contextmanager
+    def _writing(self) -> Iterator[Writer]:
+        if self.keyed and self._key is None:
+            raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
+        with self._journal.locked() as writer:
+            self._take(writer.new)
+            yield writer
+
+    def _append(self, writer: Writer, body: Mapping[str, Any], *, durable: bool = True) -> dict[str, Any]:
+        if "for" in body:
+            try:
+                self._entries[body["for"]].after(body["kind"], body)
+            except ValueError as error:  # before it is written: a record that cannot be would spoil the file for all
+                raise InvalidValue(f"the ledger {self.path}: {error}") from error
+        record = writer.append(body, durable=durable)
+        self._take([record])
+        return record
+
+    def _take(self, records: list[dict[str, Any]]) -> None:
+        try:
+            for record in records:
+                self._apply(record)
+        except (KeyError, TypeError, ValueError, AttributeError, HoarfrostError) as error:
+            raise LedgerDamaged(f"the ledger {self.path} holds a record that cannot be: {error}") from error
+
+    def _apply(self, record: dict[str, Any]) -> None:
+        kind = record["kind"]
+        if (kind == "create") != (record["n"] == 0):
+            raise ValueError("the first record, and no other, states the budget")
+        if kind == "create":
+            if record["format"] != FORMAT:
+                raise ValueError(f"format {record['format']}, where this version of Hoarfrost reads {FORMAT}")
+            check_accountant(record["accountant"])
+            validate.probability(delta=record["delta"])
+            if record["epsilon"] is not None:
+                validate.positive(epsilon=record["epsilon"])
+            self.budget, self.delta, self.accountant = record["epsilon"], record["delta"], record["accountant"]
+            self.keyed, self.seeded, self.note = record["keyed"], record["seeded"], record["note"]
+        elif kind == "admit":
+            names = ("run", "what", "who", "code", "at", "seeded", "data")
+            facts = {name: record[name] for name in names}
+            self._entries[record["n"]] = Entry(number=record["n"], event=from_dict(record["event"]), **facts)
+        else:
+            entry = self._entries[record["for"]]
+            if kind != "close":
+                validate.whole(steps=record["steps"])
+            self._entries[entry.number] = entry.after(kind, record)
+
+    def _refuse_seeded(self, seeded: bool) -> None:
+        if seeded and not self.seeded:
+            raise InvalidValue(
+                f"the ledger {self.path} admits no seeded runs: whoever knows the seed can subtract the noise. Leave "
+                "out the seed, or use a ledger made with --allow-seeded"
+            )
+
+    def _refuse_other_data(self, data: str | None) -> None:
+        known = {entry.data for entry in self.entries if entry.data is not None}
+        if data is not None and known and data not in known:
+            raise InvalidValue(
+                f"the ledger {self.path} is for another data set than this one; a data set needs a ledger of its own. "
+                "If the data have changed, say so with --accept data"
+            )
+
+    def _refuse_beyond_budget(self, event: Gaussian) -> None:
+        if self.budget is None:
+            return
+        wanted = epsilon_of((*self.spent(), *self.held(), event), self.delta, self.accountant)
+        if wanted <= self.budget:
+            return
+        buys = self.steps_left(event.sample_rate, event.noise_multiplier) or 0
+        held = f", {self.epsilon_with_held():.4g} with what open runs hold" if self.held() else ""
+        raise BudgetSpent(
+            f"{event} would bring the ledger {self.path} to epsilon {wanted:.4g}, above its budget of {self.budget:g} "
+            f"at delta {self.delta:g}. Spent so far: {self.epsilon():.4g}{held}; what is left buys {buys} such steps"
+        )
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def _code() -> str:
+    return f"hoarfrost {metadata.version('hoarfrost')}, torch {metadata.version('torch')}"

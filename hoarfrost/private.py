@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ class Private:
     steps_taken: int = 0  # that these weights have behind them
     earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
     _charged: int = 0  # of this run, on any weights
+    _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
+
+    def __post_init__(self) -> None:
+        self._planned = self.steps
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
@@ -66,7 +70,7 @@ class Private:
     @property
     def charged(self) -> int:
         """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
-        return self._charged if self.allowance is None else self.allowance.entry.reserved
+        return self._charged if self.allowance is None else max(self._charged, self.allowance.entry.reserved)
 
     def spent(self) -> dict[str, budget.Gaussian]:
         """What these weights cost so far, by run."""
@@ -110,15 +114,26 @@ class Private:
             self.earlier[run] = max(accounts, key=lambda account: account.steps)
         if self.seeded:
             self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, self.charged))
-        if self.steps is not None:
-            self.steps = min(self.steps, steps_taken + self._affordable(self.steps - steps_taken))
+        if self._planned is not None:
+            self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
             self.loader.steps = self.steps
+
+    def draw_on(self, allowance: budget.Allowance) -> None:
+        """From now on every step is paid for out of what a ledger admitted for it."""
+        plan = self.loader.poisson.event(self.noise_multiplier, allowance.entry.event.steps)
+        if allowance.entry.event != plan or allowance.entry.seeded != self.seeded:
+            raise InvalidValue(
+                f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
+                f"than these ({plan}). Give another run=, and it is charged as what it is"
+            )
+        self.allowance, self.run = allowance, allowance.run
 
     def _affordable(self, wanted: int) -> int:
         """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
         if self.allowance is None:
-            assert self.steps is not None
-            return max(0, min(wanted, self.steps - self._charged)) if self.calibrated else wanted
+            assert self._planned is not None
+            charged = sum(event.steps for event in self.events())
+            return max(0, min(wanted, self._planned - charged)) if self.calibrated else wanted
         missing = wanted - self.allowance.left
         if missing > 0 and not self.calibrated:
             possible = self.allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
@@ -269,36 +284,27 @@ def make_private(
         settle=lambda: private._settle(),
     )  # fmt: skip
     private = Private(model, private_optimizer, loader, delta, accountant, steps, calibrated=epsilon is not None)
-    if ledger is not None:
-        private.allowance = _admitted(private, ledger, run)
-        run = private.allowance.run
     if run is not None:
         private.run = run
+    if ledger is not None:
+        private.draw_on(_allowance(private, ledger, run))
     loader.on_batch = private._begin
     return private
 
 
-def _admitted(
+def _allowance(
     private: Private, ledger: budget.Ledger | budget.Allowance | str | Path, run: str | None
 ) -> budget.Allowance:
     """What the ledger admits of the plan; a run that it knows goes on with what it was admitted for."""
+    if isinstance(ledger, budget.Allowance):
+        return ledger
     if private.steps is None:
         raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
+    ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
+    if run is not None and any(entry.run == run for entry in ledger.entries):
+        return ledger.resume(run)
     plan = private.loader.poisson.event(private.noise_multiplier, private.steps)
-    if isinstance(ledger, budget.Allowance):
-        allowance = ledger
-    else:
-        ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-        if run is None or not any(entry.run == run for entry in ledger.entries):
-            return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded)
-        allowance = ledger.resume(run)
-    admitted = allowance.entry
-    if replace(admitted.event, steps=plan.steps) != plan or admitted.seeded != private.seeded:
-        raise InvalidValue(
-            f"the run {admitted.run!r} was admitted to the ledger with other settings ({admitted.event}) than these "
-            f"({plan}). Give another run=, and it is charged as what it is"
-        )
-    return allowance
+    return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded)
 
 
 def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

@@ -25,23 +25,56 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Make the run repeatable, noise included: nothing of it may be released.")
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The data set's ledger.  [default: one in the run folder]", metavar="PATH")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The ledger owner's key.", metavar="FILE")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a run: its folder, or one of its checkpoints.", metavar="RUN")
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="With --resume: go on although this key of the recipe, or data, has changed.", metavar="KEY"),
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="The folder that a recipe's data must lie below.  [default: the recipe's own]")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...  [default: a GPU if there is one]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
     """Train privately, as a recipe says, and leave a run folder.
 
-    The folder holds the weights, the test metrics, the resolved recipe and the budget statement. Ctrl-C ends the run
-    after the current step and leaves the folder usable.
+    The folder holds the weights, the test metrics, the resolved recipe, the ledger and the budget statement. Ctrl-C
+    ends the run after the current step and leaves the folder usable; --resume goes on with it.
     """
-    from hoarfrost.train import progress_for, read_recipe, recipes, run
+    from hoarfrost.errors import InvalidValue
+    from hoarfrost.train import read_recipe, recipes
 
     overrides = list(set_ or ())
     if seed is not None:
         overrides.append(f"privacy.seed={seed}")
-    wanted = read_recipe(recipe or DEFAULT, overrides)
-    if recipe is None and not quiet:
-        print(f"no recipe given: training {DEFAULT} (built in: {', '.join(recipes())})", flush=True)
-    result = run(wanted, out=out, device=device, progress=progress_for(quiet))
+    if key is not None and ledger is None and resume is None:
+        raise InvalidValue("--key is the key of a ledger: name the ledger with --ledger PATH")
+    if resume is None:
+        if accept:
+            raise InvalidValue("--accept is for a run that is resumed: name it with --resume RUN")
+        wanted = read_recipe(recipe or DEFAULT, overrides, root)
+        if recipe is None and not quiet:
+            print(f"no recipe given: training {DEFAULT} (built in: {', '.join(recipes())})", flush=True)
+    elif recipe is not None or out is not None:
+        raise InvalidValue("--resume goes on in its own folder with its own recipe: leave out RECIPE and --out")
+
+    from hoarfrost import train as training
+    from hoarfrost.budget import Ledger, read_key
+
+    books = None if ledger is None else Ledger(ledger, None if key is None else read_key(key))
+    progress = training.progress_for(quiet)
+    if resume is None:
+        result = training.run(wanted, out=out, device=device, progress=progress, ledger=books)
+    else:
+        result = training.resume(
+            resume, overrides=overrides, accept=accept or (), device=device, progress=progress, ledger=books
+        )
     if not quiet:
         print(f"\n{result.summary()}", flush=True)
     if result.status == "interrupted":

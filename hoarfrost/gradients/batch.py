@@ -57,9 +57,8 @@ class Batch:
             )
         if self.chunk.examples and self.covered + examples > self.chunk.examples:
             raise NotPrivate(
-                f"backward() over {examples} examples, where {self.chunk.examples - self.covered} of the "
-                f"{self.chunk.examples} drawn are left: an example's gradient may enter a step only once. Add losses "
-                "up before one backward()."
+                "backward() over more examples than are left of those drawn: an example's gradient may enter a step "
+                "only once. Add losses up before one backward()."
             )
         self.covered += examples
         return self.chunk

@@ -59,6 +59,7 @@ class Engine:
     ):
         self.model, self.clipper, self.batch = model, clipper, Batch()
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
+        self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
         self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
@@ -208,7 +209,7 @@ class Engine:
         captured = this_pass.captured
         counts = {part.examples for parts in captured.values() for part in parts}
         if len(counts) > 1:
-            raise NotPrivate(f"one backward() over different numbers of examples, {sorted(counts)}, cannot be matched")
+            raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
         if self.batch.cover(examples, this_pass.chunk).examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
@@ -222,6 +223,7 @@ class Engine:
             if not finite.all():
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
                 kept = finite.nonzero().squeeze(1)
+                self.dropped += examples - len(kept)
                 uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
             captured.clear()
             for p in list(uses):

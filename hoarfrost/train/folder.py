@@ -7,14 +7,15 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import nn
 
+from hoarfrost.budget._journal import lock
 from hoarfrost.errors import HoarfrostError, InvalidValue
 
 NOT_PRIVATE = """\
@@ -33,6 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.new = True
         self._made: list[Path] = []  # from the outermost folder inwards
         if path.exists() and not path.is_dir():
             raise InvalidValue(f"the run folder {path} is a file; choose another --out")
@@ -49,11 +51,31 @@ class RunFolder:
             path = base.with_name(f"{base.name}-{count}")
         return cls(path)
 
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """A folder that an earlier run left, to go on in."""
+        if not (path / "recipe.toml").is_file():
+            raise InvalidValue(f"{path} is not a run folder: there is no recipe.toml in it")
+        folder = cls.__new__(cls)
+        folder.path, folder._made, folder.new = path, [], False
+        return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in the same folder."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            if not lock(folder, wait=False):
+                raise InvalidValue(f"another process is training in {self.path}")
+            yield
+        finally:
+            os.close(folder)
+
     def create(self) -> None:
         """Makes the folder."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
-            for folder in (*reversed(missing), self.path / "not-private"):
+            for folder in (*reversed(missing), self.path / "not-private", self.path / "checkpoints"):
                 folder.mkdir()
                 self._made.append(folder)
         except OSError as error:

@@ -83,10 +83,9 @@ def train(
         stop: asked after every optimizer step; if it says so, the epoch ends there and is the last one.
     """
     model, optimizer, loader = private
-    begin, paused = time.perf_counter(), 0.0
-    number, stopped = 0, stop()
-    while not stopped and not _done(private):
-        number += 1
+    begin, paused, first = time.perf_counter(), 0.0, private.steps_taken
+    stopped = stop()
+    while not stopped and not done(private):
         average = Average.on(device)
         model.train()
         for x, y in loader:
@@ -107,15 +106,15 @@ def train(
                 break
         training = time.perf_counter() - begin - paused
         tested: tuple[float | None, float | None] = (None, None)
-        if stopped or _done(private) or number % evaluate_every == 0:
+        if stopped or done(private) or loader.epoch % evaluate_every == 0:
             pause = time.perf_counter()
             tested = evaluate(model, test, device)
             paused += time.perf_counter() - pause
         yield Epoch(
-            number=number,
+            number=loader.epoch,
             step=private.steps_taken,
             seconds=time.perf_counter() - begin,
-            steps_per_second=private.steps_taken / training,
+            steps_per_second=(private.steps_taken - first) / training,
             train_loss=average.loss,
             train_accuracy=average.accuracy,
             test_loss=tested[0],
@@ -136,5 +135,6 @@ def evaluate(model: nn.Module, test: TensorDataset, device: torch.device) -> tup
     return average.loss, average.accuracy
 
 
-def _done(private: Private) -> bool:
+def done(private: Private) -> bool:
+    """Whether all the steps that were planned, or that can be paid for, are taken."""
     return private.steps is not None and private.steps_taken >= private.steps

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.private import Private, make_private
-from hoarfrost.train import networks, optimizers, words
+from hoarfrost.train import fingerprint, networks, optimizers, words
 from hoarfrost.train.progress import Plan
 from hoarfrost.train.recipe import LocalClip, Recipe
 
@@ -25,12 +27,38 @@ class Prepared:
 
     recipe: Recipe
     splits: data.Splits
+    digest: bytes  # of the training data; private
     private: Private
+    scheduler: LRScheduler | None
     device: torch.device
-    steps: int
-    planned: budget.Statement  # what all the steps will have cost
-    epsilon_after: budget.Readout  # an upper bound on what so many steps cost, in microseconds
+    steps: int  # that the weights shall have behind them in the end
     warnings: tuple[str, ...]
+
+    @cached_property
+    def planned(self) -> budget.Statement:
+        """What it will have cost in the end, with all that was spent before."""
+        private = self.private
+        assert private.steps is not None
+        everything = private.charged + private.steps - private.steps_taken
+        own = private.loader.poisson.event(private.noise_multiplier, everything)
+        events = (*private.earlier.values(), own)
+        return budget.Statement.of(events, private.delta, private.accountant, seeded=private.seeded)
+
+    @cached_property
+    def _readout(self) -> budget.Readout:
+        private = self.private
+        return budget.Readout(
+            noise_multiplier=private.noise_multiplier,
+            sample_rate=private.sample_rate,
+            delta=private.delta,
+            # The readout's bound on the whole plan is PLD's. Where RDP was asked for, the display shall agree with it.
+            planned=self.steps if private.accountant == "pld" else None,
+            before=tuple(private.earlier.values()),
+        )
+
+    def epsilon_so_far(self) -> float:
+        """An upper bound on what was spent, in microseconds."""
+        return self._readout(self.private.charged)
 
     @property
     def parameters(self) -> int:
@@ -50,13 +78,15 @@ class Prepared:
             steps=self.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
             epsilon=self.planned.epsilon,
-            epsilon_after=self.epsilon_after,
+            epsilon_so_far=self.epsilon_so_far,
             seeded=private.seeded,
+            done=private.steps_taken,
+            epoch=private.loader.epoch + 1,
         )
 
 
-def prepare(recipe: Recipe, device: torch.device) -> Prepared:
-    """Loads the data, builds the model, calibrates the noise."""
+def prepare(recipe: Recipe, device: torch.device, noise_multiplier: float | None = None) -> Prepared:
+    """Loads the data, builds the model, calibrates the noise (unless it is known from before)."""
     asked = recipe.privacy
     splits = _load(recipe)
     model = networks.build(recipe.model, splits).to(device)
@@ -69,8 +99,8 @@ def prepare(recipe: Recipe, device: torch.device) -> Prepared:
         sample_rate=asked.sample_rate,
         epochs=asked.epochs,
         steps=asked.steps,
-        epsilon=asked.epsilon,
-        noise_multiplier=asked.noise_multiplier,
+        epsilon=asked.epsilon if noise_multiplier is None else None,
+        noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
         clip=_clipper(recipe.clip),
         max_physical_batch=recipe.loop.max_physical_batch,
         views=recipe.loop.views,
@@ -78,23 +108,18 @@ def prepare(recipe: Recipe, device: torch.device) -> Prepared:
         seed=asked.seed,
     )
     assert private.steps is not None  # a recipe always says how long
-    everything = private.loader.poisson.event(private.noise_multiplier, private.steps)
-    readout = budget.Readout(
-        noise_multiplier=private.noise_multiplier,
-        sample_rate=private.sample_rate,
-        delta=private.delta,
-        # The readout's bound on the whole plan is PLD's. Where RDP was asked for, the display shall agree with it.
-        planned=private.steps if private.accountant == "pld" else None,
-    )
+    private.calibrated = asked.epsilon is not None
     advice = words.delta_advice(asked.delta, len(splits.train))
     return Prepared(
         recipe=recipe,
         splits=splits,
+        digest=fingerprint.digest(splits.train),
         private=private,
+        scheduler=optimizers.schedule(
+            recipe.schedule, private.optimizer, steps=private.steps, sample_rate=private.sample_rate
+        ),
         device=device,
         steps=private.steps,
-        planned=budget.Statement.of(everything, asked.delta, asked.accountant, seeded=private.seeded),
-        epsilon_after=readout,
         warnings=() if advice is None else (advice,),
     )
 

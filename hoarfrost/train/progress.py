@@ -25,12 +25,14 @@ class Plan:
     steps: int
     epochs: int
     epsilon: float  # when all steps are taken
-    epsilon_after: Callable[[int], float]  # an upper bound, in microseconds
+    epsilon_so_far: Callable[[], float]  # an upper bound, in microseconds
     seeded: bool
+    done: int = 0  # steps taken before, if the run is resumed
+    epoch: int = 1  # the one it begins with
 
-    def spent(self, steps: int) -> str:
-        """Epsilon after so many steps, of how much."""
-        return words.spent(self.epsilon_after(steps), self.epsilon, self.seeded)
+    def spent(self) -> str:
+        """Epsilon so far, of how much."""
+        return words.spent(self.epsilon_so_far(), self.epsilon, self.seeded)
 
 
 class Progress:
@@ -88,7 +90,7 @@ class Lines(Quiet):
         )  # fmt: skip
         left = (plan.steps - epoch.step) / epoch.steps_per_second
         self._print(
-            f"epoch {epoch.number}/{plan.epochs}  step {epoch.step}/{plan.steps}  {tested}{plan.spent(epoch.step)}  "
+            f"epoch {epoch.number}/{plan.epochs}  step {epoch.step}/{plan.steps}  {tested}{plan.spent()}  "
             f"{epoch.steps_per_second:.1f} steps/s  {words.duration(left)} left"
         )
 
@@ -111,11 +113,13 @@ class Bar(Quiet):
     def start(self, plan: Plan) -> None:
         from hoarfrost.train.bar import make_bar
 
-        self._plan = plan
+        self._plan, self._epoch = plan, plan.epoch
         print(plan.headline, flush=True)
         self._rich = make_bar()
         self._rich.start()
-        self._task = self._rich.add_task("", total=plan.steps, epoch=f"epoch 1/{plan.epochs}", figures="")
+        self._task = self._rich.add_task(
+            "", total=plan.steps, completed=plan.done, epoch=f"epoch {plan.epoch}/{plan.epochs}", figures=""
+        )
 
     def step(self, steps: int, average: Average) -> None:
         now = time.monotonic()
@@ -128,7 +132,7 @@ class Bar(Quiet):
         if epoch.test_accuracy is not None:
             self._tested = words.percent(epoch.test_accuracy)
         self._show(epoch.step, epoch.train_loss)
-        self._epoch = min(epoch.number + 1, self._plan.epochs)
+        self._epoch = min(epoch.number + 1, self._plan.epochs)  # the next one
 
     def warn(self, text: str) -> None:
         if self._rich is None:
@@ -149,7 +153,7 @@ class Bar(Quiet):
             self._task,
             completed=steps,
             epoch=f"epoch {self._epoch}/{self._plan.epochs}",
-            figures=f"train loss {loss} · test accuracy {self._tested} · {self._plan.spent(steps)}",
+            figures=f"train loss {loss} · test accuracy {self._tested} · {self._plan.spent()}",
         )
 
 

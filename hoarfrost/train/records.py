@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import time
+import traceback
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 from hoarfrost.budget import Statement
-from hoarfrost.train import words
+from hoarfrost.train import checkpoint, fingerprint, words
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
@@ -18,10 +20,10 @@ from hoarfrost.train.reading import to_toml
 Status = Literal["running", "completed", "interrupted", "failed"]
 
 RUNNING = """\
-The run has not ended: this is its whole plan. If it was killed it spent at most this, and metrics.jsonl says how far it
-came."""
+The run has not ended: this is its whole plan. If it was killed it spent at most this; the ledger says how much."""
 ENDED = """\
-Released: model.safetensors, and the test figures in metrics.jsonl, which follow from the weights after each epoch.
+Released: model.safetensors, the checkpoints, and the test figures in metrics.jsonl, which follow from the weights after
+each epoch.
 Not covered: the test set, which is taken to be public or held out with consent; and not-private/, which must not be
 released."""
 
@@ -32,23 +34,50 @@ class Records:
 
     Guarantees:
         ``budget.json`` never states less than the other files cost: from the beginning it states the whole plan, and
-        the statement of the steps that were really taken replaces it just before the weights are written.
+        the statement of the steps that were really charged replaces it just before the weights are written.
     """
 
     run: Prepared
     folder: RunFolder
     started: float = field(default_factory=time.time)
     last: Epoch | None = None
+    dropped: int = 0  # examples without a finite gradient, up to the last epoch
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Since the run began, or was resumed."""
         return time.time() - self.started
 
     def open(self) -> None:
         """Before the first step."""
         self.folder.text("recipe.toml", to_toml(self.run.recipe))
+        self.folder.json(fingerprint.FILE, fingerprint.facts(self.run.digest))
         self._state("running", self.run.planned)
+        self.checkpoint()
+
+    def resume(self) -> None:
+        """Before the first step after a restart."""
+        self.folder.append("metrics.jsonl", {"resumed_at": self.run.private.steps_taken})
+        self.open()
+
+    def step(self, steps_taken: int) -> None:
+        """After every step."""
+        if steps_taken % self.run.recipe.loop.checkpoint_every == 0:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Everything needed to go on from here; older checkpoints go, but for as many as the recipe keeps."""
+        run, private = self.run, self.run.private
+        facts = {
+            "recipe": run.recipe.model_dump(mode="json"),
+            "noise_multiplier": private.noise_multiplier,
+            "sample_rate": private.sample_rate,
+        }
+        path = self.folder.path / "checkpoints" / f"step-{private.steps_taken:08}.safetensors"
+        checkpoint.save(path, private, scheduler=run.scheduler, facts=facts)
+        for old in checkpoints(self.folder.path)[: -run.recipe.loop.checkpoints_kept]:
+            if old != path:
+                old.unlink(missing_ok=True)
 
     def epoch(self, epoch: Epoch) -> None:
         """After every epoch: figures that epsilon covers on one side, those that it does not on the other."""
@@ -59,7 +88,7 @@ class Records:
             "metrics.jsonl",
             {
                 **place,
-                "epsilon": self.run.epsilon_after(epoch.step),
+                "epsilon": self.run.epsilon_so_far(),
                 "delta": private.delta,
                 **({"seeded": words.SEEDED} if private.seeded else {}),
                 "test_loss": epoch.test_loss,
@@ -68,17 +97,30 @@ class Records:
                 "steps_per_second": round(epoch.steps_per_second, 2),
             },
         )
+        dropped = private.optimizer.engine.dropped
         self.folder.append(
             "not-private/metrics.jsonl",
-            {**place, "train_loss": epoch.train_loss, "train_accuracy": epoch.train_accuracy},
+            {
+                **place,
+                "train_loss": epoch.train_loss,
+                "train_accuracy": epoch.train_accuracy,
+                "dropped_for_no_finite_gradient": dropped - self.dropped,
+            },
         )
+        self.dropped = dropped
 
-    def close(self, status: Status) -> Statement:
-        """After the last step: the budget first, then the weights that it pays for."""
-        private = self.run.private
-        statement = self.run.planned if private.steps_taken == self.run.steps else private.statement()
+    def failure(self, error: BaseException) -> Path:
+        """What went wrong, where it may be said: messages about a batch tell its size, shapes or labels."""
+        text = "".join(traceback.format_exception(error))
+        self.folder.text("not-private/error.txt", text)
+        return self.folder.path / "not-private" / "error.txt"
+
+    def close(self, status: Status, *, weights: bool = True) -> Statement:
+        """After the last step: the budget first, then the weights that it pays for, if they are worth it."""
+        statement = self.run.private.statement()
         self._state(status, statement)
-        self.folder.weights(private.model, self._budget(status, statement))
+        if weights:
+            self.folder.weights(self.run.private.model, self._budget(status, statement))
         return statement
 
     def _state(self, status: Status, statement: Statement) -> None:
@@ -87,11 +129,23 @@ class Records:
         self.folder.json("run.json", self._facts(status))
 
     def _budget(self, status: Status, statement: Statement) -> dict[str, Any]:
-        taken = self.run.steps if status == "running" else self.run.private.steps_taken
-        return {**statement.as_dict(), "status": status, "steps_taken": taken, "steps_planned": self.run.steps}
+        private = self.run.private
+        taken = self.run.steps if status == "running" else private.steps_taken
+        ledger = None if private.allowance is None else str(private.allowance.ledger.head)
+        return {
+            **statement.as_dict(),
+            "status": status,
+            "steps_taken": taken,
+            "steps_planned": self.run.steps,
+            "steps_charged": taken if status == "running" else sum(event.steps for event in private.events()),
+            "ledger_head": ledger,
+        }
 
     def _budget_in_words(self, status: Status, statement: Statement) -> str:
-        count = f"Status: {status}, {self.run.private.steps_taken} of {self.run.steps} steps."
+        private = self.run.private
+        charged = sum(event.steps for event in private.events())
+        lost = "" if charged == private.steps_taken else f" ({charged} charged: the others were lost in a restart)"
+        count = f"Status: {status}, {private.steps_taken} of {self.run.steps} steps{lost}."
         what = RUNNING if status == "running" else f"{count}\n{ENDED}"
         warnings = (f"Warning: {warning}" for warning in self.run.warnings)
         return "\n\n".join([str(statement), words.meaning(statement), what, *warnings]) + "\n"
@@ -105,6 +159,7 @@ class Records:
             "seconds": round(self.seconds, 3),
             "steps_planned": run.steps,
             "steps_taken": private.steps_taken,
+            "steps_charged": sum(event.steps for event in private.events()),
             "noise_multiplier": private.noise_multiplier,
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,
@@ -115,10 +170,17 @@ class Records:
             "test_loss": None if self.last is None else self.last.test_loss,
             "test_accuracy": None if self.last is None else self.last.test_accuracy,
             "seeded": private.seeded,
+            "ledger": None if private.allowance is None else str(private.allowance.ledger.path),
+            "run": private.run,
             "device": str(run.device),
             "warnings": list(run.warnings),
             "versions": _versions(),
         }
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """A run folder's checkpoints, from the oldest to the newest."""
+    return sorted((folder / "checkpoints").glob("step-*.safetensors"))
 
 
 def _versions() -> dict[str, str]:

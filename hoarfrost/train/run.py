@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from hoarfrost.budget import Statement
-from hoarfrost.train import optimizers, words
+from hoarfrost.budget import Ledger, Statement
+from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
+from hoarfrost.train import words
+from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.interruption import Interruption
-from hoarfrost.train.loop import train
+from hoarfrost.train.loop import Average, done, train
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.progress import Progress
 from hoarfrost.train.reading import read_recipe
 from hoarfrost.train.recipe import Recipe
-from hoarfrost.train.records import Records, Status
+from hoarfrost.train.records import Records, Status, checkpoints
+from hoarfrost.train.resume import admitted, find, prepared, recipe_of
+
+LEDGER = "ledger.jsonl"
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ def run(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
     progress: Progress | None = None,
+    ledger: Ledger | str | Path | None = None,
 ) -> RunResult:
     """Trains as the recipe says and leaves a run folder; a recipe or data that cannot be used leaves nothing.
 
@@ -59,6 +67,7 @@ def run(
         out: the run folder, which must not exist or be empty; by default ``runs/<recipe>-<time>``.
         device: by default the GPU if there is one.
         progress: who shows the run; by default nobody (`progress_for` chooses one for standard output).
+        ledger: the data set's ledger, shared with other runs; by default one in the run folder.
 
     The run folder holds
 
@@ -68,10 +77,13 @@ def run(
       to be public, or held out with its owners' consent: no epsilon covers it;
     - ``model.safetensors``: the weights;
     - ``budget.json`` and ``budget.txt``: the statement to publish with them;
+    - ``ledger.jsonl``: every step, written before its batch was drawn (unless the ledger is a shared one);
+    - ``checkpoints/``: what `resume` goes on from;
     - ``not-private/``: the training loss and accuracy, which no epsilon covers and which must not be released.
 
     SIGINT and SIGTERM end the run after the step that is under way, with everything in place and the budget of the
-    steps that were taken. So does an error in the middle of a run, which is then raised again.
+    steps that were taken. So does an error in the middle of a run; what it said may tell about the data, and is kept
+    below ``not-private/``.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,42 +96,94 @@ def run(
     folder = RunFolder.named(recipe.name) if out is None else RunFolder(Path(out).expanduser())
     with surroundings(recipe):
         prepared = prepare(recipe, device_for(device))
-        return _run(prepared, folder, progress or Progress())
+        if ledger is not None:
+            shared = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+            prepared.private.draw_on(admitted(prepared, shared))
+        records = Records(prepared, folder)
+
+        def begin(stack: ExitStack) -> None:
+            folder.create()
+            stack.enter_context(folder.locked())
+            if ledger is None:
+                prepared.private.draw_on(admitted(prepared, _own_ledger(prepared, folder)))
+            records.open()
+
+        return _run(prepared, records, progress or Progress(), begin)
 
 
-def _run(run: Prepared, folder: RunFolder, progress: Progress) -> RunResult:
-    private, recipe = run.private, run.recipe
-    scheduler = optimizers.schedule(
-        recipe.schedule, private.optimizer, steps=run.steps, sample_rate=private.sample_rate
-    )
+def resume(
+    source: str | Path,
+    *,
+    overrides: Iterable[str] = (),
+    accept: Collection[str] = (),
+    device: str | torch.device | None = None,
+    progress: Progress | None = None,
+    ledger: Ledger | str | Path | None = None,
+) -> RunResult:
+    """Goes on with a run at its newest checkpoint, or at the one that is named, with new noise and new batches.
+
+    Args:
+        source: the run folder, or one of its checkpoints.
+        overrides: values of the recipe to replace, which accepts these changes by name.
+        accept: other changes to accept: a key of the recipe, or "data".
+        ledger: where the run's ledger is, if it is not where it was.
+
+    Guarantees:
+        Whatever was spent stays spent, also on steps that came after the checkpoint. A run whose noise was calibrated
+        for an epsilon keeps to it: steps that were lost are not taken again. Changed data, noise, sampling, clipping or
+        any other setting is refused, unless it is accepted by name; then it is charged as what it is.
+    """
+    overrides = list(overrides)
+    folder, saved = find(Path(source).expanduser())
+    with folder.locked():
+        recipe = recipe_of(folder, overrides)
+        books = _ledger_of(folder, saved, ledger)
+        accepted = {*accept, *(override.partition("=")[0].strip() for override in overrides)}
+        with surroundings(recipe):
+            run = prepared(recipe, device_for(device), folder, saved, accept=accepted, ledger=books)
+            if done(run.private):
+                raise BudgetSpent(
+                    f"nothing is left of this run's budget: {run.private.charged} of {run.steps} steps are charged, "
+                    f"and the checkpoint {saved.path} has {saved.steps_taken} of them"
+                )
+            records = Records(run, folder)
+            return _run(run, records, progress or Progress(), lambda _: records.resume())
+
+
+def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[ExitStack], None]) -> RunResult:
+    private, recipe, folder = run.private, run.recipe, records.folder
     for warning in run.warnings:
         progress.warn(warning)
-    records = Records(run, folder)
-    with Interruption() as interruption:
+
+    def on_step(step: int, average: Average) -> None:
+        progress.step(step, average)
+        records.step(step)
+
+    with ExitStack() as stack:
+        interruption = stack.enter_context(Interruption())
         try:
-            folder.create()
-            records.open()
+            begin(stack)
             progress.start(run.plan())
             for epoch in train(
                 private,
                 run.splits.test,
                 device=run.device,
-                scheduler=scheduler,
+                scheduler=run.scheduler,
                 evaluate_every=recipe.loop.evaluate_every,
-                on_step=progress.step,
+                on_step=on_step,
                 stop=lambda: interruption.asked,
             ):
                 records.epoch(epoch)
                 progress.epoch(epoch)
             interruption.patient = True
-            status: Status = "completed" if private.steps_taken == run.steps else "interrupted"
+            status: Status = "completed" if done(private) else "interrupted"
+            records.checkpoint()
+            if status == "completed" and private.allowance is not None:
+                private.allowance.close()
             statement = records.close(status)
         except BaseException as error:
             interruption.patient = True
-            if private.steps_taken == 0:
-                folder.remove()
-            else:
-                records.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            _end_early(error, records)
             raise
         finally:
             progress.stop()
@@ -135,3 +199,43 @@ def _run(run: Prepared, folder: RunFolder, progress: Progress) -> RunResult:
         statement=statement,
         model=private.model,
     )
+
+
+def _end_early(error: BaseException, records: Records) -> None:
+    """Leaves the folder as it can be left; what an error says about the data does not get out of it."""
+    private, folder = records.run.private, records.folder
+    if folder.new and private.charged == 0:
+        if private.allowance is not None and not private.allowance.entry.closed:
+            private.allowance.close()
+        folder.remove()
+        return
+    if isinstance(error, KeyboardInterrupt):
+        records.close("interrupted")
+        return
+    details = records.failure(error)
+    records.close("failed", weights=not isinstance(error, Diverged))
+    if isinstance(error, Diverged):
+        raise Diverged(f"{error}; the last good one is {checkpoints(folder.path)[-1]}") from None
+    if not isinstance(error, HoarfrostError):
+        raise HoarfrostError(
+            f"training failed after {private.steps_taken} steps ({type(error).__name__}). What went wrong may tell "
+            f"about the data, so it is not said here but in {details}; the run can be resumed"
+        ) from None
+
+
+def _own_ledger(run: Prepared, folder: RunFolder) -> Ledger:
+    """Without a limit of its own: the plan is the limit, and the ledger remembers."""
+    private = run.private
+    return Ledger.create(
+        folder.path / LEDGER, epsilon=None, delta=private.delta, accountant=private.accountant, seeded=private.seeded
+    )
+
+
+def _ledger_of(folder: RunFolder, saved: Checkpoint, given: Ledger | str | Path | None) -> Ledger:
+    if saved.ledger is None:
+        raise InvalidValue(f"the checkpoint {saved.path} names no ledger: what was spent since then is not known")
+    own = folder.path / LEDGER
+    where = own if given is None and own.exists() else given or saved.ledger["path"]
+    ledger = where if isinstance(where, Ledger) else Ledger(where)
+    ledger.check(saved.ledger["head"])
+    return ledger

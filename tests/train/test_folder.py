@@ -72,7 +72,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(HoarfrostError, match=r"cannot write .*budget\.txt: No space left on device"):
         made._replace("budget.txt", half)
     assert (tmp_path / "run" / "budget.txt").read_text() == "first"
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["budget.txt", "not-private"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["budget.txt", "checkpoints", "not-private"]
 
 
 def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hoarfrost.train.progress import Bar, Lines, Plan, Quiet, progress_for
 def plan(seeded: bool = False, epsilon: float = 3.0) -> Plan:
     return Plan(
         headline="digits: 10 examples", steps=40, epochs=4, epsilon=epsilon,
-        epsilon_after=lambda steps: epsilon * steps / 40, seeded=seeded,
+        epsilon_so_far=lambda: epsilon / 4, seeded=seeded,
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_the_bar_shows_loss_accuracy_epsilon_speed_and_time_left(
     assert "40/40" in text
     assert "steps/s" in text
     assert "left" in text
-    assert "train loss 0.778 · test accuracy 90.0 % · ε 3.00 of 3.00 (seeded: do not release)" in " ".join(text.split())
+    assert "train loss 0.778 · test accuracy 90.0 % · ε 0.75 of 3.00 (seeded: do not release)" in " ".join(text.split())
 
 
 def test_output_that_is_no_terminal_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,10 @@ from hoarfrost.train import Progress, Recipe, RunResult, read_recipe, run
 from hoarfrost.train.loop import Average
 from tests.train.recipes import tiny
 
-FILES = {"budget.json", "budget.txt", "metrics.jsonl", "model.safetensors", "not-private", "recipe.toml", "run.json"}
+FILES = {
+    "budget.json", "budget.txt", "checkpoints", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "not-private",
+    "recipe.toml", "run.json",
+}  # fmt: skip
 
 
 def facts(folder: Path, name: str) -> Any:
@@ -39,7 +42,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 def test_the_folder_holds_what_is_promised(result: RunResult) -> None:
     assert names(result.folder) == FILES
-    assert names(result.folder / "not-private") == {"README.txt", "metrics.jsonl"}
+    assert names(result.folder / "not-private") == {"README.txt", "data.json", "metrics.jsonl"}
 
 
 def test_the_recipe_can_be_trained_again(result: RunResult) -> None:
@@ -86,7 +89,7 @@ def test_nothing_about_the_training_data_is_outside_of_the_folder_that_says_so(r
             assert "train_loss" not in path.read_text()
             assert "train_accuracy" not in path.read_text()
     inside = lines(result.folder, "not-private/metrics.jsonl")
-    assert set(inside[0]) == {"epoch", "step", "train_loss", "train_accuracy"}
+    assert set(inside[0]) == {"epoch", "step", "train_loss", "train_accuracy", "dropped_for_no_finite_gradient"}
     assert "must not be released" in (result.folder / "not-private" / "README.txt").read_text()
 
 

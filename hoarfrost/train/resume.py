@@ -1,0 +1,148 @@
+"""Going on with a run: from which checkpoint, whether anything has changed, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hoarfrost import budget
+from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.train import fingerprint
+from hoarfrost.train.checkpoint import Checkpoint
+from hoarfrost.train.folder import RunFolder
+from hoarfrost.train.prepare import Prepared, prepare
+from hoarfrost.train.reading import read_recipe
+from hoarfrost.train.recipe import Recipe
+from hoarfrost.train.records import checkpoints
+
+# What can change without being asked about: neither the guarantee nor what is learned depends on it.
+HARMLESS = {
+    "name", "loop.threads", "loop.evaluate_every", "loop.max_physical_batch", "loop.checkpoint_every",
+    "loop.checkpoints_kept", "loop.reserve_ahead",
+}  # fmt: skip
+DATA = "data"  # how a changed data set is called, wherever it lies
+
+
+def find(source: Path) -> tuple[RunFolder, Checkpoint]:
+    """The run folder and its newest checkpoint; or the checkpoint that ``source`` itself is."""
+    if source.is_file():
+        return RunFolder.existing(source.parent.parent), Checkpoint.read(source)
+    folder = RunFolder.existing(source)
+    found = checkpoints(source)
+    if not found:
+        raise InvalidValue(f"there is no checkpoint in {source / 'checkpoints'}; train anew")
+    return folder, Checkpoint.read(found[-1])
+
+
+def recipe_of(folder: RunFolder, overrides: Iterable[str]) -> Recipe:
+    """The run folder's recipe, with single values replaced. What it names as data was allowed when the run began."""
+    return read_recipe(folder.path / "recipe.toml", overrides, root="/")
+
+
+def prepared(
+    recipe: Recipe,
+    device: torch.device,
+    folder: RunFolder,
+    saved: Checkpoint,
+    *,
+    accept: Collection[str],
+    ledger: budget.Ledger,
+) -> Prepared:
+    """The run as it was, ready to go on; a change that was not accepted by its name is refused.
+
+    Guarantees:
+        Steps are charged with the noise and the sampling rate that they really have: where either differs from the
+        checkpoint's, or the data do, the rest of the run is admitted to the ledger as a run of its own.
+    """
+    try:
+        before = Recipe.model_validate(saved.facts["recipe"], strict=False)
+        noise, rate = float(saved.facts["noise_multiplier"]), float(saved.facts["sample_rate"])
+        old = saved.ledger["run"] if saved.ledger else ""
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(f"the checkpoint {saved.path} was not made by `hoarfrost train`") from error
+    changed = _changes(before, recipe)
+    run = prepare(recipe, device, noise if before.privacy == recipe.privacy else None)
+    if not fingerprint.same(folder.path, run.digest):
+        changed[DATA] = "not the training data that the run began with"
+    changed.pop("data.path", None)  # a file may be moved: what is in it counts
+    _refuse(changed, accept)
+
+    private = run.private
+    same_charge = DATA not in changed and (private.noise_multiplier, private.sample_rate) == (noise, rate)
+    ahead = recipe.loop.reserve_ahead
+    known = {entry.run: entry for entry in ledger.entries}
+    if old in known and same_charge and not known[old].closed:
+        private.draw_on(ledger.resume(old, ahead=ahead))
+    else:
+        rest = run.steps - saved.steps_taken
+        if rest < 1:
+            raise InvalidValue(f"all {run.steps} steps of this run are taken: nothing is left to do")
+        if recipe.privacy.epsilon is not None and same_charge:
+            raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
+        if recipe.privacy.epsilon is not None:
+            run = prepare(recipe, device, _noise_for_the_rest(recipe, private.sample_rate, rest, saved, ledger))
+            private = run.private
+        if old in known and not known[old].closed:
+            ledger.close(old)
+        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed))
+    saved.restore(private, run.scheduler)
+    return run
+
+
+def admitted(
+    run: Prepared, ledger: budget.Ledger, *, steps: int | None = None, new_data: bool = False
+) -> budget.Allowance:
+    """Asks the ledger for the run's steps, or for so many of them."""
+    private = run.private
+    return ledger.admit(
+        private.loader.poisson.event(private.noise_multiplier, steps or run.steps),
+        run=f"{run.recipe.name}-{private.run[:6]}",
+        what=f"hoarfrost train {run.recipe.name}",
+        seeded=private.seeded,
+        data=ledger.fingerprint(run.digest),
+        new_data=new_data,
+        ahead=run.recipe.loop.reserve_ahead,
+    )
+
+
+def _noise_for_the_rest(
+    recipe: Recipe, sample_rate: float, rest: int, saved: Checkpoint, ledger: budget.Ledger
+) -> float:
+    """The noise with which the rest of the run stays within epsilon, together with all that was spent on it before."""
+    asked = recipe.privacy
+    assert asked.epsilon is not None
+    spent = dict(saved.spent) | {entry.run: entry.spent for entry in ledger.entries if entry.run in saved.spent}
+    return budget.noise_multiplier(
+        asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=tuple(spent.values())
+    )
+
+
+def _changes(before: Recipe, now: Recipe) -> dict[str, str]:
+    """What differs, by key: from what to what."""
+    old, new = _flat(before.model_dump()), _flat(now.model_dump())
+    return {
+        key: f"{old.get(key)} before, {new.get(key)} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and key not in HARMLESS
+    }
+
+
+def _refuse(changed: dict[str, str], accept: Collection[str]) -> None:
+    not_accepted = [key for key in changed if key not in accept]
+    if not_accepted:
+        what = "; ".join(f"{key}: {changed[key]}" for key in not_accepted)
+        how = " ".join(f"--accept {key}" for key in not_accepted)
+        raise InvalidValue(f"this is not the run that was begun ({what}). To go on with the change, say {how}")
+
+
+def _flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{above}{key}.")
+        elif value is not None:
+            flat[above + key] = value
+    return flat

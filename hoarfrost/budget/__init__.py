@@ -2,6 +2,7 @@
 
 from hoarfrost.budget.accountant import Accountant as Accountant
 from hoarfrost.budget.accountant import epsilon as epsilon
+from hoarfrost.budget.accountant import privacy_filter as privacy_filter
 from hoarfrost.budget.allowance import Allowance as Allowance
 from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier
 from hoarfrost.budget.calibration import steps as steps

@@ -21,9 +21,18 @@ ORDERS: Vector = RdpAccountant().orders
 ROUNDING = 1e-14
 
 
-def epsilon(mechanisms: Mapping[DpEvent, int], delta: float) -> float:
-    """The epsilon of mechanisms, each run so many times."""
-    return Conversion(delta)(divergence(mechanisms))
+def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, order: float | None = None) -> float:
+    """The epsilon of mechanisms, each run so many times: by the best order, or by the one given."""
+    convert = Conversion(delta)
+    total = divergence(mechanisms)
+    return convert(total) if order is None else convert.at(order, total)
+
+
+def order_for(epsilon: float, delta: float) -> float:
+    """The order that, chosen beforehand, allows Gaussian noise to be smallest for a budget."""
+    # The Rényi divergence of Gaussian mechanisms is proportional to the order.
+    allowed = (epsilon - Conversion(delta).offset) / ORDERS
+    return float(ORDERS[allowed.argmax()])
 
 
 def divergence(mechanisms: Mapping[DpEvent, int]) -> Vector:
@@ -52,13 +61,17 @@ class Conversion:
     """Divergences to epsilon at one delta: the best over all orders, as dp-accounting converts them, but in one go."""
 
     def __init__(self, delta: float) -> None:
-        self._offset = np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
+        self.offset = np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
         self._none = -math.log1p(-(delta**2))  # δ <= sqrt(1 - exp(-divergence)): below this, epsilon 0 holds
 
     def __call__(self, divergence: Vector) -> float:
         if divergence.min() < self._none:
             return 0.0
-        return max(0.0, float((divergence + self._offset).min()))
+        return max(0.0, float((divergence + self.offset).min()))
+
+    def at(self, order: float, divergence: Vector) -> float:
+        """By one order alone."""
+        return max(0.0, float((divergence + self.offset)[order == ORDERS].item()))
 
 
 @contextmanager

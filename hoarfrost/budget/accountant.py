@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from typing import Literal, get_args
 
 from hoarfrost.budget import _pld, _rdp
 from hoarfrost.budget.events import Event, gathered, mechanisms, noiseless
 from hoarfrost.errors import InvalidValue
-from hoarfrost.validate import probability
+from hoarfrost.validate import finite, positive, probability
 
-Accountant = Literal["pld", "rdp"]
+Accountant = str
+"""``"pld"``, ``"rdp"``, or ``"rdp@32"``: Rényi divergences of one order, fixed beforehand."""
 
 
 def epsilon(events: Event | Iterable[Event], delta: float, accountant: Accountant = "pld") -> float:
@@ -21,11 +21,13 @@ def epsilon(events: Event | Iterable[Event], delta: float, accountant: Accountan
         accountant: "pld" composes privacy loss distributions: nearly exact. "rdp" composes Rényi divergences: some
             ten percent above, in hundredths of a second; many older papers report it. The former falls back to the
             latter where its numbers run out: for a delta below 1e-13 or so, or an epsilon of many hundreds.
+            "rdp@32" uses one order alone, fixed beforehand: a privacy filter (see `privacy_filter`).
 
     Guarantees:
-        An upper bound on the privacy loss of all the releases together, even if each was chosen after seeing the
-        earlier ones' outputs, for data sets of which one has one example that the other has not. Exactly 0 if
-        nothing was released, infinite if something was released without noise, never negative.
+        An upper bound on the privacy loss of all the releases together, even if what each releases was chosen after
+        seeing the earlier ones' outputs, for data sets of which one has one example that the other has not. Where even
+        how noisy or how many the releases are was chosen so, only a fixed order bounds it. Exactly 0 if nothing was
+        released, infinite if something was released without noise, never negative.
 
     >>> from hoarfrost.budget import Gaussian
     >>> training = Gaussian(noise_multiplier=1.54, sample_rate=0.02, steps=2000)
@@ -48,10 +50,36 @@ def bound(events: Event | Iterable[Event], delta: float, accountant: Accountant,
         return 0.0
     if any(map(noiseless, counted)):
         return math.inf
-    return max(0.0, _pld.epsilon(counted, delta, points) if accountant == "pld" else _rdp.epsilon(counted, delta))
+    if accountant == "pld":
+        return max(0.0, _pld.epsilon(counted, delta, points))
+    return max(0.0, _rdp.epsilon(counted, delta, _order(accountant)))
+
+
+def privacy_filter(epsilon: float, delta: float) -> Accountant:
+    """The accountant for a budget that is shared by people who look at results before they ask for more.
+
+    Composition theorems for the best order, or for privacy loss distributions, want the noise and the number of the
+    releases to be fixed beforehand. Divergences of one order add up however they are chosen (Feldman and Zrnic, 2021).
+
+    >>> privacy_filter(epsilon=8.0, delta=1e-6)
+    'rdp@4.4'
+    """
+    positive(epsilon=epsilon)
+    finite(epsilon=epsilon)
+    probability(delta=delta)
+    return f"rdp@{_rdp.order_for(epsilon, delta):g}"
 
 
 def check_accountant(accountant: str) -> None:
     """The accountant is one that exists."""
-    if accountant not in get_args(Accountant):
-        raise InvalidValue(f'accountant must be "pld" or "rdp", got {accountant!r}')
+    if accountant != "pld":
+        _order(accountant)
+
+
+def _order(accountant: str) -> float | None:
+    if accountant == "rdp":
+        return None
+    for order in _rdp.ORDERS.tolist():
+        if accountant == f"rdp@{order:g}":
+            return float(order)
+    raise InvalidValue(f'accountant must be "pld", "rdp", or "rdp@" and an order such as 32, got {accountant!r}')

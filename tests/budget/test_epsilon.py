@@ -10,7 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoarfrost.budget import Gaussian, _pld, _rdp, epsilon
+from hoarfrost.budget import Gaussian, _pld, _rdp, epsilon, noise_multiplier, privacy_filter
 from hoarfrost.budget.events import mechanisms
 from hoarfrost.errors import InvalidValue
 
@@ -218,5 +218,23 @@ def test_delta_is_a_probability(delta):
 
 @pytest.mark.parametrize("events", [[], steps(1.0, 0.1, 1)])
 def test_an_unknown_accountant_is_refused_and_the_known_ones_are_named(events):
-    with pytest.raises(InvalidValue, match='"pld" or "rdp"'):
-        epsilon(events, 1e-5, "prv")
+    for unknown in ("prv", "rdp@", "rdp@0.5", "rdp@1e9", "rdp@nan"):
+        with pytest.raises(InvalidValue, match='"pld", "rdp"'):
+            epsilon(events, 1e-5, unknown)
+
+
+@pytest.mark.parametrize("budget", [0.5, 3.0, 8.0])
+def test_a_privacy_filter_bounds_what_rdp_does_and_is_chosen_well_for_its_budget(budget):
+    accountant = privacy_filter(budget, 1e-5)
+    sigma = noise_multiplier(budget, 1e-5, 0.02, 1000, accountant)
+    run = Gaussian(noise_multiplier=sigma, sample_rate=0.02, steps=1000)
+    assert epsilon(run, 1e-5, "rdp") <= epsilon(run, 1e-5, accountant) <= 1.01 * epsilon(run, 1e-5, "rdp")
+
+
+def test_under_a_filter_releases_add_up_whatever_their_order_and_noise():
+    """One order's divergences add: two halves cost what the whole does, and mixing in other noise changes nothing."""
+    whole, half, other = steps(1.0, 0.1, 20), steps(1.0, 0.1, 10), steps(3.0, 0.5, 4)
+    assert epsilon([whole, other], 1e-5, "rdp@8") == pytest.approx(epsilon([half, other, half], 1e-5, "rdp@8"))
+    offset = epsilon(steps(1e9, 1.0, 1), 1e-5, "rdp@8")
+    alone = [epsilon(each, 1e-5, "rdp@8") - offset for each in (whole, other)]
+    assert epsilon([whole, other], 1e-5, "rdp@8") - offset == pytest.approx(sum(alone))

@@ -68,14 +68,15 @@ class Prepared:
     def plan(self) -> Plan:
         """What is shown of it."""
         private, recipe = self.private, self.recipe
+        assert private.steps is not None
         return Plan(
             headline=(
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, clipping norm {recipe.clip.norm:g}"
+                f"{private.noise_multiplier:.4g}, clipping norm {recipe.clip.norm:g}{self._resumed()}"
             ),
-            steps=self.steps,
+            steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
             epsilon=self.planned.epsilon,
             epsilon_so_far=self.epsilon_so_far,
@@ -83,6 +84,19 @@ class Prepared:
             done=private.steps_taken,
             epoch=private.loader.epoch + 1,
         )
+
+    def _resumed(self) -> str:
+        """What a restart has cost."""
+        private = self.private
+        charged = sum(event.steps for event in private.events())
+        if charged == 0:
+            return ""
+        text = f"\nresumed after {private.steps_taken} steps"
+        if charged > private.steps_taken:
+            text += f"; {charged - private.steps_taken} more were lost and stay charged"
+        if private.steps is not None and private.steps < self.steps:
+            text += f", so the run ends after {private.steps} to keep to its budget"
+        return text
 
 
 def prepare(recipe: Recipe, device: torch.device, noise_multiplier: float | None = None) -> Prepared:

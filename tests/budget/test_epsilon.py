@@ -228,7 +228,7 @@ def test_a_privacy_filter_bounds_what_rdp_does_and_is_chosen_well_for_its_budget
     accountant = privacy_filter(budget, 1e-5)
     sigma = noise_multiplier(budget, 1e-5, 0.02, 1000, accountant)
     run = Gaussian(noise_multiplier=sigma, sample_rate=0.02, steps=1000)
-    assert epsilon(run, 1e-5, "rdp") <= epsilon(run, 1e-5, accountant) <= 1.01 * epsilon(run, 1e-5, "rdp")
+    assert epsilon(run, 1e-5, "rdp") <= epsilon(run, 1e-5, accountant) <= 1.08 * epsilon(run, 1e-5, "rdp")
 
 
 def test_under_a_filter_releases_add_up_whatever_their_order_and_noise():

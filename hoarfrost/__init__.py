@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hoarfrost import audit as audit
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from hoarfrost.private import make_private as make_private
 
 __version__ = "0.1.0"
-__all__ = ["Private", "budget", "check_independence", "clip", "make_compatible", "make_private"]
+__all__ = ["Private", "audit", "budget", "check_independence", "clip", "make_compatible", "make_private"]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
 _WHERE = {
     "Private": "hoarfrost.private",
+    "audit": "hoarfrost.audit",
     "budget": "hoarfrost.budget",
     "check_independence": "hoarfrost.gradients.independence",
     "clip": "hoarfrost.clipping",
@@ -29,7 +31,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    value = globals()[name] = module if name in ("budget", "clip") else getattr(module, name)
+    value = globals()[name] = module if name in ("audit", "budget", "clip") else getattr(module, name)
     return value
 
 

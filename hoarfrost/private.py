@@ -22,6 +22,8 @@ from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.sampling import PoissonLoader
 
+MOST_STEPS = 10**9  # that the accountant was tried with
+
 
 @dataclass
 class Private:
@@ -268,6 +270,8 @@ def make_private(
         steps = max(1, loader.poisson.epoch_boundary(epochs))
     if steps is not None:
         validate.whole(steps=steps)
+        if steps > MOST_STEPS:
+            raise InvalidValue(f"{steps} steps are more than the {MOST_STEPS} that can be accounted for")
     loader.steps = steps
     if noise_multiplier is None:
         assert epsilon is not None

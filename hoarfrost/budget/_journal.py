@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Head:
     def parse(cls, text: str) -> Head:
         """Reads what ``str`` wrote."""
         number, _, digest = text.strip().partition(":")
-        if not number.isascii() or not number.isdecimal() or len(number) > 15 or len(digest) != 64:
+        if not re.fullmatch("[0-9]{1,15}", number) or not re.fullmatch("[0-9a-f]{64}", digest):
             raise InvalidValue("a ledger's head is a number, a colon and 64 hexadecimal digits")
         return cls(int(number), digest)
 
@@ -59,6 +60,7 @@ class Journal:
         self.path = path
         self.hashes: list[str] = []
         self._key = None if key is None else hmac.digest(key, b"hoarfrost ledger", "sha256")
+        self.damage: LedgerDamaged | None = None  # once found, it stays
         self._end = 0  # up to here the file was read and is sound
         self._last = b""
 
@@ -75,9 +77,16 @@ class Journal:
         """Makes the file, which must not exist, with its first record."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._trouble("make the folder of", error) from error
+        try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            with self.locked() as writer:
-                writer.append(first)
+            try:
+                with self.locked() as writer:
+                    writer.append(first)
+            except HoarfrostError:
+                self.path.unlink()  # nothing is in it, and its name would be in the way
+                raise
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)  # or a power cut could take the file's name
@@ -104,20 +113,30 @@ class Journal:
         except OSError as error:
             raise self._trouble("write", error) from error
         try:
-            _lock(file)
-            yield Writer(self, file, self._read(file))
+            try:
+                lock(file)
+                new = self._read(file)
+            except OSError as error:
+                raise self._trouble("lock and read", error) from error
+            yield Writer(self, file, new)
         finally:
             os.close(file)  # which gives the lock back
 
-    def check_mac_of_head(self) -> None:
+    def head_file(self) -> str:
+        """What it says. Read it before the records: those that are added meanwhile must not be missed among them."""
+        try:
+            return "" if self._key is None else self._head_file.read_text("ascii")
+        except (OSError, ValueError):
+            return ""
+
+    def check_head_file(self, text: str) -> None:
         """With a key: that the newest record which the owner's head file vouches for is still there."""
         if self._key is None:
             return
         try:
-            text = self._head_file.read_text("ascii")
             said, mac = text.split()
             head = Head.parse(said)
-        except (OSError, ValueError):
+        except ValueError:
             raise LedgerDamaged(
                 f"the ledger {self.path} has a key, but {self._head_file} is missing or not readable: records may have "
                 "been taken away. Put the file back from a copy, or check the ledger against an exported head."
@@ -130,9 +149,12 @@ class Journal:
             )
 
     def _read(self, file: int) -> list[dict[str, Any]]:
+        if self.damage is not None:  # a part of it may have been read: what would follow is not the whole
+            raise self.damage
         size = os.fstat(file).st_size
         if size < self._end or os.pread(file, len(self._last), self._end - len(self._last)) != self._last:
-            raise LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
+            self.damage = LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
+            raise self.damage
         found = []
         with os.fdopen(os.dup(file), "rb") as lines:
             lines.seek(self._end)
@@ -158,7 +180,7 @@ class Journal:
         digest = self._hash(body)
         if body.get("n") != len(self.hashes) or record.get("hash") != digest:
             raise self._damaged("it does not follow from the records before it")
-        if self._key is not None and not hmac.compare_digest(str(record.get("mac")), self._mac(digest)):
+        if self._key is not None and not _same(record.get("mac"), self._mac(digest)):
             raise self._damaged("it was not written with this key")
         self.hashes.append(digest)
         return body
@@ -175,17 +197,22 @@ class Journal:
     def _head_file(self) -> Path:
         return self.path.with_name(f"{self.path.name}.head")
 
-    def _vouch(self) -> None:
+    def _vouch(self, head: Head) -> None:
         """Not flushed: a head that is older than the records is no harm."""
         draft = self._head_file.with_name(f".{self._head_file.name}.{os.getpid()}")
-        draft.write_text(f"{self.head} {self._mac(f'head {self.head}')}\n", "ascii")
-        os.replace(draft, self._head_file)
+        try:
+            draft.write_text(f"{head} {self._mac(f'head {head}')}\n", "ascii")
+            os.replace(draft, self._head_file)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def _damaged(self, why: str) -> LedgerDamaged:
-        return LedgerDamaged(
+        self.damage = LedgerDamaged(
             f"the ledger {self.path} was changed: record {len(self.hashes)} is not sound ({why}). Nothing is spent "
             "from a ledger that cannot be trusted; put it back from a copy."
         )
+        return self.damage
 
     def _trouble(self, what: str, error: OSError) -> HoarfrostError:
         return InvalidValue(f"cannot {what} the ledger {self.path}: {error.strerror or error}")
@@ -213,17 +240,14 @@ class Writer:
                 raise OSError("the disk is full")
             if durable:
                 os.fsync(self._file)
+                if journal._key is not None:
+                    journal._vouch(Head(len(journal.hashes), digest))
         except OSError as error:
             self._take_back()
             raise journal._trouble("write", error) from error
         journal.hashes.append(digest)
         journal._end += len(line)
         journal._last = line
-        if durable and journal._key is not None:
-            try:
-                journal._vouch()
-            except OSError as error:
-                raise journal._trouble("write the head of", error) from error
         return body
 
     def _take_back(self) -> None:
@@ -232,14 +256,23 @@ class Writer:
             os.ftruncate(self._file, self._journal._end)
 
 
+def _same(mac: object, expected: str) -> bool:
+    return isinstance(mac, str) and mac.isascii() and hmac.compare_digest(mac, expected)
+
+
 def _encode(body: Mapping[str, Any]) -> bytes:
     """One way only to write a record, so that a change of any byte shows."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _lock(file: int) -> None:
+def lock(file: int, *, wait: bool = True) -> bool:
+    """Locks an open file until it is closed; says whether that worked, if it is not to wait for others."""
     try:
         import fcntl
     except ImportError:
         raise HoarfrostError("ledgers need the file locks of POSIX systems (Linux, macOS)") from None
-    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

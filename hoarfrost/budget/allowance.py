@@ -47,6 +47,8 @@ class Allowance:
         if self._in_hand == 0:
             with self.ledger._writing() as writer:
                 steps = min(self.ahead, self.entry.held.steps)
+                if self.entry.closed:
+                    raise BudgetSpent(f"the run {self.run!r} was closed in the ledger {self.ledger.path}")
                 if steps == 0:
                     raise BudgetSpent(
                         f"all {self.entry.event.steps} steps that the ledger {self.ledger.path} admitted for "

@@ -18,12 +18,17 @@ from hoarfrost.budget._journal import Head, Journal, Writer
 from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
+from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.budget.calibration import steps as steps_within
 from hoarfrost.budget.entry import Entry, now
 from hoarfrost.budget.events import Gaussian, from_dict
+from hoarfrost.budget.statement import rounded_up
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
 FORMAT = 1
+LAST_MOMENT = 253402300799  # the year 9999: later ones cannot be shown
+# What a record that cannot be may raise.
+IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, HoarfrostError)
 
 
 class Ledger:
@@ -65,14 +70,15 @@ class Ledger:
         self.accountant: Accountant = "pld"
         self.keyed = self.seeded = False
         self.note = ""
-        if not self.path.is_file():
+        if not os.path.isfile(self.path):  # not Path.is_file, which raises in a folder that may not be looked into
             raise InvalidValue(f"there is no ledger at {self.path}; make one with `hoarfrost ledger create`")
+        vouched = self._journal.head_file()
         self.refresh()
         if not self._journal.hashes:
             raise LedgerDamaged(f"the ledger {self.path} is empty: not even its budget is in it")
         if key is not None and not self.keyed:
             raise InvalidValue(f"the ledger {self.path} was made without a key")
-        self._journal.check_mac_of_head()
+        self._journal.check_head_file(vouched)
 
     @classmethod
     def create(
@@ -245,11 +251,10 @@ class Ledger:
             yield writer
 
     def _append(self, writer: Writer, body: Mapping[str, Any], *, durable: bool = True) -> dict[str, Any]:
-        if "for" in body:
-            try:
-                self._entries[body["for"]].after(body["kind"], body)
-            except ValueError as error:  # before it is written: a record that cannot be would spoil the file for all
-                raise InvalidValue(f"the ledger {self.path}: {error}") from error
+        try:  # before it is written: a record that cannot be would spoil the file for all
+            self._entry_after({**body, "n": len(self._journal.hashes)})
+        except IMPOSSIBLE as error:
+            raise InvalidValue(f"the ledger {self.path}: {error}") from error
         record = writer.append(body, durable=durable)
         self._take([record])
         return record
@@ -258,31 +263,46 @@ class Ledger:
         try:
             for record in records:
                 self._apply(record)
-        except (KeyError, TypeError, ValueError, AttributeError, HoarfrostError) as error:
-            raise LedgerDamaged(f"the ledger {self.path} holds a record that cannot be: {error}") from error
+        except IMPOSSIBLE as error:
+            self._journal.damage = LedgerDamaged(f"the ledger {self.path} holds a record that cannot be: {error}")
+            raise self._journal.damage from error
 
     def _apply(self, record: dict[str, Any]) -> None:
-        kind = record["kind"]
-        if (kind == "create") != (record["n"] == 0):
+        if (record["kind"] == "create") != (record["n"] == 0):
             raise ValueError("the first record, and no other, states the budget")
-        if kind == "create":
-            if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']}, where this version of Hoarfrost reads {FORMAT}")
-            check_accountant(record["accountant"])
-            validate.probability(delta=record["delta"])
-            if record["epsilon"] is not None:
-                validate.positive(epsilon=record["epsilon"])
-            self.budget, self.delta, self.accountant = record["epsilon"], record["delta"], record["accountant"]
-            self.keyed, self.seeded, self.note = record["keyed"], record["seeded"], record["note"]
-        elif kind == "admit":
-            names = ("run", "what", "who", "code", "at", "seeded", "data")
-            facts = {name: record[name] for name in names}
-            self._entries[record["n"]] = Entry(number=record["n"], event=from_dict(record["event"]), **facts)
-        else:
-            entry = self._entries[record["for"]]
-            if kind != "close":
-                validate.whole(steps=record["steps"])
-            self._entries[entry.number] = entry.after(kind, record)
+        if record["n"] > 0:
+            entry = self._entry_after(record)
+            self._entries[entry.number] = entry
+            return
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']!r}, where this version of Hoarfrost reads {FORMAT}")
+        check_accountant(record["accountant"])
+        validate.probability(delta=record["delta"])
+        if record["epsilon"] is not None:
+            validate.positive(epsilon=record["epsilon"])
+        _check_kinds(record, note=str, who=str, code=str, at=int, keyed=bool, seeded=bool)
+        self.budget, self.delta, self.accountant = record["epsilon"], record["delta"], record["accountant"]
+        self.keyed, self.seeded, self.note = record["keyed"], record["seeded"], record["note"]
+
+    def _entry_after(self, record: Mapping[str, Any]) -> Entry:
+        """The entry that the record makes or changes."""
+        if record["kind"] == "admit":
+            kinds = {"run": str, "what": str, "who": str, "code": str, "at": int, "seeded": bool}
+            _check_kinds(record, **kinds)
+            if not isinstance(record["data"], str | None):
+                raise ValueError("its data is not what such records hold")
+            if any(entry.run == record["run"] for entry in self.entries):
+                raise ValueError("a second run of the same name")
+            event = from_dict(record["event"])
+            _check_steps(event.steps)
+            facts = {name: record[name] for name in (*kinds, "data")}
+            return Entry(number=record["n"], event=event, **facts)
+        entry = self._entries[record["for"]]
+        if record["kind"] != "close":
+            _check_steps(record["steps"])
+        after = entry.after(record["kind"], record)
+        _check_steps(after.event.steps)
+        return after
 
     def _refuse_seeded(self, seeded: bool) -> None:
         if seeded and not self.seeded:
@@ -306,11 +326,24 @@ class Ledger:
         if wanted <= self.budget:
             return
         buys = self.steps_left(event.sample_rate, event.noise_multiplier) or 0
-        held = f", {self.epsilon_with_held():.4g} with what open runs hold" if self.held() else ""
+        held = f", {rounded_up(self.epsilon_with_held())} with what open runs hold" if self.held() else ""
         raise BudgetSpent(
-            f"{event} would bring the ledger {self.path} to epsilon {wanted:.4g}, above its budget of {self.budget:g} "
-            f"at delta {self.delta:g}. Spent so far: {self.epsilon():.4g}{held}; what is left buys {buys} such steps"
+            f"{event} would bring the ledger {self.path} to epsilon {rounded_up(wanted)}, above its budget of "
+            f"{self.budget:g} at delta {self.delta:g}. Spent so far: {rounded_up(self.epsilon())}{held}; what is left "
+            f"buys {buys} such steps"
         )
+
+
+def _check_kinds(record: Mapping[str, Any], **kinds: type) -> None:
+    for name, kind in kinds.items():
+        if type(record[name]) is not kind or (name == "at" and not 0 <= record[name] <= LAST_MOMENT):
+            raise ValueError(f"its {name} is not what such records hold")
+
+
+def _check_steps(steps: object) -> None:
+    validate.whole(steps=steps)
+    if steps > MOST_STEPS:  # type: ignore[operator] # a whole number
+        raise ValueError(f"more than {MOST_STEPS} steps")
 
 
 def _who() -> str:

@@ -66,7 +66,7 @@ class Statement:
     def lines(self) -> tuple[str, ...]:
         """The statement in words. Epsilon is rounded up."""
         if self.private:
-            first = f"epsilon {_rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant} accountant)"
+            first = f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant} accountant)"
         else:
             first = "not private (no noise)"
         warning = (SEEDED,) if self.seeded else ()
@@ -95,5 +95,12 @@ class Statement:
         }
 
 
-def _rounded_up(epsilon: float) -> str:
+def rounded_up(epsilon: float) -> str:
+    """Four digits, never fewer than the number is worth.
+
+    >>> rounded_up(2.75301), rounded_up(math.inf)
+    ('2.754', 'inf')
+    """
+    if math.isinf(epsilon):
+        return "inf"
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))):g}"

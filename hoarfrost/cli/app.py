@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
+from hoarfrost.cli.audit import audit
 from hoarfrost.cli.budget import app as budget
+from hoarfrost.cli.ledger import app as ledger
 from hoarfrost.cli.oneline import OneLine
 from hoarfrost.cli.train import train
 
@@ -18,7 +20,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(audit)
 app.add_typer(budget, name="budget")
+app.add_typer(ledger, name="ledger")
 
 
 def _version(wanted: bool) -> None:

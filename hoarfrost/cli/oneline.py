@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from hoarfrost.errors import HoarfrostError
+from hoarfrost.untrusted import line
 
 INTERRUPTED = 130  # as shells count: 128 + SIGINT
 
@@ -42,6 +43,6 @@ class OneLine(TyperGroup):
 
 
 def complain(text: str, code: int = 2) -> int:
-    """Prints one line and hands the exit code back."""
-    print(f"hoarfrost: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    """Prints one line, safe for a terminal whatever it quotes, and hands the exit code back."""
+    print(f"hoarfrost: {line(text, most=2000)}", file=sys.stderr, flush=True)
     return code

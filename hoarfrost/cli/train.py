@@ -37,7 +37,8 @@ def train(
         typer.Option(help="With --resume: go on although this key of the recipe, or data, has changed.", metavar="KEY"),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="The folder that a recipe's data must lie below.  [default: the recipe's own]")
+        Path | None,
+        typer.Option(help="The folder that a recipe's data must lie below.  [default: the recipe's]", metavar="DIR"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...  [default: a GPU if there is one]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,

@@ -7,6 +7,7 @@ from hoarfrost.data.digits import digits as digits
 from hoarfrost.data.files import from_file as from_file
 from hoarfrost.data.splits import Splits as Splits
 from hoarfrost.errors import InvalidValue
+from hoarfrost.untrusted import shown
 
 NAMED: dict[str, Callable[[], Splits]] = {
     "digits": digits,
@@ -20,5 +21,5 @@ def load(name: str) -> Splits:
     10
     """
     if name not in NAMED:
-        raise InvalidValue(f"there is no data set named {name!r}; known by name: {', '.join(NAMED)}")
+        raise InvalidValue(f"there is no data set named {shown(name)}; known by name: {', '.join(NAMED)}")
     return NAMED[name]()

@@ -11,6 +11,8 @@ from torch.utils.data import TensorDataset
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 
+MOST_CLASSES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -33,6 +35,9 @@ class Splits:
             classes: how many there are; by default the largest label decides. If it would tell something that a rare
                 class occurs in the training data at all, say the number.
 
+        Guarantees:
+            Messages name the array and the rule, and the shape of one example: no value, and not how many there are.
+
         >>> pixels, labels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2, 1, 0])
         >>> Splits.of(pixels, labels, pixels[:2], labels[:2]).classes
         3
@@ -46,9 +51,12 @@ class Splits:
                 f"examples to train on have shape {tuple(x_train.shape[1:])}, those to test on "
                 f"{tuple(x_test.shape[1:])}"
             )
-        largest = int(max(y_train.max(), y_test.max()))
-        if classes is not None and largest >= classes:
-            raise InvalidValue(f"there is a label {largest}, but {classes} classes have labels 0 to {classes - 1}")
+        most = classes or MOST_CLASSES
+        largest = 0
+        for part, labels in (("y_train", train.tensors[1]), ("y_test", test.tensors[1])):
+            largest = max(largest, int(labels.max()))
+            if largest >= most:
+                raise InvalidValue(f"{part} holds a label outside of 0 to {most - 1}, the numbers that classes have")
         return cls(train, test, classes or largest + 1)
 
     @property
@@ -60,13 +68,13 @@ class Splits:
 def _paired(part: str, x: Tensor, y: Tensor) -> TensorDataset:
     examples, labels = _examples(f"x_{part}", x), _labels(f"y_{part}", y)
     if len(x) != len(y):
-        raise InvalidValue(f"x_{part} has {len(x)} examples but y_{part} has {len(y)} labels")
+        raise InvalidValue(f"x_{part} and y_{part} differ in length; there must be one label for each example")
     return TensorDataset(examples, labels)
 
 
 def _examples(name: str, x: Tensor) -> Tensor:
-    if x.dim() == 0 or len(x) == 0:
-        raise InvalidValue(f"{name} is empty: there is no example in it")
+    if x.dim() == 0 or x.numel() == 0:
+        raise InvalidValue(f"{name} is empty: there is no number in it")
     if x.dtype == torch.uint8:
         return x.to(torch.float32) / 255
     if x.is_floating_point():
@@ -78,9 +86,10 @@ def _examples(name: str, x: Tensor) -> Tensor:
 
 def _labels(name: str, y: Tensor) -> Tensor:
     if y.dim() != 1:
-        raise InvalidValue(f"{name} must have one dimension, a class per example, got shape {tuple(y.shape)}")
+        raise InvalidValue(f"{name} must have one dimension, a class for each example; it has {y.dim()}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InvalidValue(f"{name} must hold whole numbers (the classes), got {y.dtype}")
-    if len(y) and int(y.min()) < 0:
-        raise InvalidValue(f"{name} holds the label {int(y.min())}; classes are counted from 0")
-    return y.to(torch.int64)
+    labels = y.to(torch.int64)  # first: not every kind of integer has a smallest one
+    if len(labels) and int(labels.min()) < 0:
+        raise InvalidValue(f"{name} holds a negative label; classes are counted from 0")
+    return labels

@@ -1,10 +1,41 @@
 """Training from a recipe: the loop, what is seen of it, and the run folder that it leaves."""
 
-from hoarfrost.train.progress import Progress as Progress
-from hoarfrost.train.progress import progress_for as progress_for
-from hoarfrost.train.reading import read_recipe as read_recipe
-from hoarfrost.train.reading import recipes as recipes
-from hoarfrost.train.reading import to_toml as to_toml
-from hoarfrost.train.recipe import Recipe as Recipe
-from hoarfrost.train.run import RunResult as RunResult
-from hoarfrost.train.run import run as run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hoarfrost.train.progress import Progress as Progress
+    from hoarfrost.train.progress import progress_for as progress_for
+    from hoarfrost.train.reading import read_recipe as read_recipe
+    from hoarfrost.train.reading import recipes as recipes
+    from hoarfrost.train.reading import to_toml as to_toml
+    from hoarfrost.train.recipe import Recipe as Recipe
+    from hoarfrost.train.running import RunResult as RunResult
+    from hoarfrost.train.running import resume as resume
+    from hoarfrost.train.running import run as run
+
+__all__ = ["Progress", "Recipe", "RunResult", "progress_for", "read_recipe", "recipes", "resume", "run", "to_toml"]
+
+# Torch takes seconds to import: it waits until something is trained, so that a wrong recipe is refused at once.
+_WHERE = {
+    "Progress": "hoarfrost.train.progress",
+    "Recipe": "hoarfrost.train.recipe",
+    "RunResult": "hoarfrost.train.running",
+    "progress_for": "hoarfrost.train.progress",
+    "read_recipe": "hoarfrost.train.reading",
+    "recipes": "hoarfrost.train.reading",
+    "resume": "hoarfrost.train.running",
+    "run": "hoarfrost.train.running",
+    "to_toml": "hoarfrost.train.reading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

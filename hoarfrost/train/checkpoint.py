@@ -19,9 +19,10 @@ from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.private import Private, check_finite
 from hoarfrost.train.folder import replace_file
+from hoarfrost.untrusted import line, shown_path, size_of
 
 FORMAT = 1
-MOST_BYTES = 1 << 24  # of the JSON in a checkpoint's header
+MOST_BYTES = 1 << 24  # of a checkpoint's header
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class Checkpoint:
     def read(cls, path: str | Path) -> Checkpoint:
         """Reads the header; anything but a checkpoint of this format is refused."""
         path = Path(path)
+        size_of(path, "checkpoint")
         try:
+            with open(path, "rb") as start:
+                if int.from_bytes(start.read(8), "little") > MOST_BYTES:
+                    raise ValueError("it begins with a header that is far too long")
             with safe_open(path, "pt") as file:
                 text = (file.metadata() or {}).get("hoarfrost-checkpoint", "")
-            if len(text) > MOST_BYTES:
-                raise ValueError("its header is too long")
             header = json.loads(text) if text else {}
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise ValueError("it is not a checkpoint of this version of Hoarfrost")
@@ -60,7 +63,7 @@ class Checkpoint:
                 _scheduler=header["scheduler"],
             )
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidValue(f"cannot read the checkpoint {path}: {_reason(error)}") from error
+            raise InvalidValue(line(f"cannot read the checkpoint {shown_path(path)}: {_reason(error)}")) from error
 
     def restore(self, private: Private, scheduler: LRScheduler | None = None) -> None:
         """Brings model, optimizer, scheduler and sampler to where they were; what was spent since stays spent.
@@ -80,8 +83,9 @@ class Checkpoint:
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
             private.restore(steps_taken=self.steps_taken, position=self.position, spent=self.spent)
-        except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise InvalidValue(f"the checkpoint {self.path} does not fit this run: {_reason(error)}") from error
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
+            reason = line(f"the checkpoint {shown_path(self.path)} does not fit this run: {_reason(error)}")
+            raise InvalidValue(reason) from error
 
 
 def save(

@@ -12,24 +12,41 @@ from hoarfrost import models
 from hoarfrost.data import Splits
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import recipe
+from hoarfrost.untrusted import free_memory, line
+
+MOST_PARAMETERS = 1_000_000_000
 
 
 def build(wanted: recipe.Model, splits: Splits) -> nn.Module:
-    """The network, tried on one example of the test set: what does not fit is refused here, not in the first step.
+    """The network, tried on one example: what does not fit is refused here, not in the first step.
 
     >>> from hoarfrost.data import digits
     >>> sum(p.numel() for p in build(recipe.Mlp(name="mlp", hidden=(32,)), digits()).parameters())
     2410
     """
-    network = BUILDERS[type(wanted)](wanted, splits.shape, splits.classes)
-    example = splits.test.tensors[0][:1]
+    make, of = BUILDERS[type(wanted)], (wanted, splits.shape, splits.classes)
+    with torch.device("meta"):  # which takes no memory
+        outline = make(*of)
+    _check_ids(outline, splits)
+    parameters = sum(p.numel() for p in outline.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise InvalidValue(
+            f"the model {wanted.name} would have more than {MOST_PARAMETERS:,} parameters; make it smaller"
+        )
+    if 4 * parameters > free_memory():
+        raise InvalidValue(f"the model {wanted.name} with {parameters:,} parameters takes more memory than is free")
+    network = make(*of)
+    # Of zeros, so that an error has no data to tell of.
+    example = torch.zeros_like(splits.test.tensors[0][:1])
     try:
         with torch.no_grad():
             logits: Tensor = network(example)
     except (RuntimeError, IndexError, ValueError) as error:
         raise InvalidValue(
-            f"the model {wanted.name} cannot run on examples of shape {splits.shape} and type {example.dtype}: "
-            f"{' '.join(str(error).split())}"
+            line(
+                f"the model {wanted.name} cannot run on examples of shape {splits.shape} and type {example.dtype}: "
+                f"{error}"
+            )
         ) from error
     if logits.shape != (1, splits.classes):
         raise InvalidValue(
@@ -37,6 +54,16 @@ def build(wanted: recipe.Model, splits: Splits) -> nn.Module:
             f"but there are {splits.classes} classes"
         )
     return network
+
+
+def _check_ids(network: nn.Module, splits: Splits) -> None:
+    """Every token id is one that the model has an embedding for."""
+    if not isinstance(network, models.Encoder):
+        return
+    last = network.token_embedding.num_embeddings - 1
+    for name, ids in (("x_train", splits.train.tensors[0]), ("x_test", splits.test.tensors[0])):
+        if not ids.is_floating_point() and (int(ids.min()) < 0 or int(ids.max()) > last):
+            raise InvalidValue(f"{name} holds a token id outside of the model's vocabulary, which is 0 to {last}")
 
 
 def _mlp(wanted: recipe.Mlp, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -99,10 +99,16 @@ class Prepared:
         return text
 
 
-def prepare(recipe: Recipe, device: torch.device, noise_multiplier: float | None = None) -> Prepared:
-    """Loads the data, builds the model, calibrates the noise (unless it is known from before)."""
+def prepare(
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    noise_multiplier: float | None = None,
+    splits: data.Splits | None = None,
+) -> Prepared:
+    """Loads the data and calibrates the noise, unless they are given; builds the model."""
     asked = recipe.privacy
-    splits = _load(recipe)
+    splits = splits or load(recipe)
     model = networks.build(recipe.model, splits).to(device)
     private = make_private(
         model,
@@ -166,7 +172,8 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _load(recipe: Recipe) -> data.Splits:
+def load(recipe: Recipe) -> data.Splits:
+    """The recipe's data set."""
     source = recipe.data
     if source.path is not None:
         return data.from_file(source.path, source.classes)

@@ -1,17 +1,27 @@
 """What is wrong with a recipe, in one line: pydantic's findings, told as advice."""
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from hoarfrost.untrusted import line, shown
+
 Location = tuple[int | str, ...]
+
+TOLD = 3  # problems; a file of nothing but mistakes is not worth more
+LONGEST_WORD = 40
 
 
 def describe(error: ValidationError, schema: type[BaseModel], given: Mapping[str, Any]) -> str:
-    """Every problem in ``given``, by its key, in one line."""
-    return "; ".join(_sentence(problem, schema, given) for problem in error.errors())
+    """The first problems in ``given``, by their keys, in one line."""
+    problems = error.errors(include_url=False)
+    told = [_sentence(problem, schema, given) for problem in problems[:TOLD]]
+    if len(problems) > TOLD:
+        told.append(f"and {len(problems) - TOLD} more")
+    return "; ".join(told)
 
 
 def _sentence(problem: Any, schema: type[BaseModel], given: Mapping[str, Any]) -> str:
@@ -32,29 +42,33 @@ def _sentence(problem: Any, schema: type[BaseModel], given: Mapping[str, Any]) -
         case "union_tag_invalid":
             known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
             name = context["discriminator"].strip("'")
-            return f"{key}.{name} cannot be {context['tag']!r}{_advice(context['tag'], known, 'it is one of')}"
+            return f"{key}.{name} cannot be {shown(context['tag'])}{_advice(context['tag'], known, 'it is one of')}"
         case "union_tag_not_found":
             return f"{key}.{context['discriminator'].strip(chr(39))} is missing"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key} must be a table, got {value!r}"
+            return f"{key} must be a table, got {shown(value)}"
         case _:
-            return f"{key}: {problem['msg'].replace('Input should', 'must')}, got {value!r}"
+            rule = re.sub(r"^\w+ should", "must", problem["msg"])
+            return f"{key}: {rule}, got {shown(value)}"
 
 
 def _path(location: Location, given: Any) -> list[str]:
     """The keys as the user wrote them; pydantic puts the chosen member of a union among them."""
     path = []
     for position, part in enumerate(location):
-        inside = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int)
+        if isinstance(given, Mapping):
+            inside = part in given
+        else:  # an entry of a list, unless it is one that is missing
+            inside = isinstance(given, list) and isinstance(part, int) and part < len(given)
         if inside or position == len(location) - 1:
-            path.append(str(part))
+            path.append(line(str(part), LONGEST_WORD))
         if inside:
             given = given[part]
     return path
 
 
 def _advice(word: str, known: list[str], these: str) -> str:
-    close = get_close_matches(word, known, n=1)
+    close = get_close_matches(word[:LONGEST_WORD], known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; {these}: {', '.join(known)}"
 
 

@@ -7,6 +7,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
+from hoarfrost.untrusted import shown
+
+# Far beyond any training run, and well within what float32, a thread pool or an accountant can work with.
+SMALLEST, LARGEST = 1e-30, 1e30
+MOST_STEPS = 100_000_000
+MOST_EPOCHS = 1_000_000
+MOST_OF_ANYTHING = 1_000_000  # a layer's width, classes, ...
+MOST_LAYERS = 64
+LONGEST_NAME = 50  # a folder is named after it
 
 
 def _each(*checks: Callable[..., None]) -> AfterValidator:
@@ -20,13 +29,32 @@ def _each(*checks: Callable[..., None]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-Positive = Annotated[float, _each(validate.positive, validate.finite)]
-NotNegative = Annotated[float, _each(validate.not_negative, validate.finite)]
+def _up_to(most: float) -> Callable[..., None]:
+    def check(**values: Any) -> None:
+        for name, value in values.items():
+            if abs(value) > most:
+                raise InvalidValue(f"{name} must be at most {most:g}, got {shown(value)}")
+
+    return check
+
+
+def _not_tiny(**values: float) -> None:
+    for name, value in values.items():
+        if value < SMALLEST:
+            raise InvalidValue(f"{name} must be at least {SMALLEST:g}, got {value}")
+
+
+Positive = Annotated[float, _each(validate.positive, validate.finite, _not_tiny, _up_to(LARGEST))]
+NotNegative = Annotated[float, _each(validate.not_negative, validate.finite, _up_to(LARGEST))]
 Probability = Annotated[float, _each(validate.probability)]
 Rate = Annotated[float, _each(validate.rate)]
-Whole = Annotated[int, _each(validate.whole)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Whole = Annotated[int, _each(validate.whole, _up_to(MOST_OF_ANYTHING))]
+# The size comes first where the other check would turn a number of any length into floating point, and overflow.
+Count = Annotated[int, _each(_up_to(MOST_OF_ANYTHING), validate.not_negative)]
 # TOML knows lists only; the numbers in them stay strict.
-Widths = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
+Widths = Annotated[tuple[Whole, ...], Field(strict=False, max_length=MOST_LAYERS)]
+Text = Annotated[str, Field(max_length=1000)]
 
 
 class Table(BaseModel):
@@ -44,11 +72,11 @@ class Data(Table):
     """The ``name`` of a data set that Hoarfrost knows, or the ``path`` of a file of one's own.
 
     The file is a .safetensors or .npz with x_train, y_train, x_test and y_test. Its path is relative to the recipe's
-    own file.
+    own file, and stays below that file's folder (see `read_recipe`).
     """
 
-    name: str | None = None
-    path: str | None = None
+    name: Text | None = None
+    path: Text | None = None
     classes: Whole | None = None
 
     @model_validator(mode="after")
@@ -62,7 +90,7 @@ class Data(Table):
 class Augment(Table):
     """Random shifts by up to ``shift`` pixels and mirroring, of images."""
 
-    shift: Annotated[int, _each(validate.not_negative)] = 0
+    shift: Count = 0
     flip: bool = False
 
 
@@ -70,14 +98,14 @@ class Mlp(Table):
     """A multilayer perceptron with ReLU; the data set decides its first and last width."""
 
     name: Literal["mlp"]
-    hidden: Annotated[tuple[Whole, ...], Field(strict=False)] = (64,)
+    hidden: Widths = (64,)
 
 
 class Cnn(Table):
     """A 3x3 convolution, tanh and 2x2 pooling for each number of channels, then one linear layer."""
 
     name: Literal["cnn"]
-    channels: Widths = (16,)
+    channels: Annotated[Widths, Field(min_length=1)] = (16,)
 
 
 class TanhCnn(Table):
@@ -129,7 +157,7 @@ class Adam(Table):
 
     kind: Literal["adam"]
     lr: Positive = 1e-3
-    betas: Annotated[tuple[NotNegative, NotNegative], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.0
 
@@ -162,16 +190,16 @@ class Cosine(Table):
     """
 
     kind: Literal["cosine"]
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    warmup: Share = 0.0
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class Step(Table):
-    """The learning rate is multiplied by ``factor`` after every so many epochs."""
+    """The learning rate is multiplied by ``factor``, at most 1, after every so many epochs."""
 
     kind: Literal["step"]
     every: Positive
-    factor: Positive = 0.1
+    factor: Rate = 0.1
 
 
 Schedule = Annotated[Cosine | Step, Field(discriminator="kind")]
@@ -200,15 +228,21 @@ class Privacy(Table):
     noise_multiplier: NotNegative | None = None
     batch_size: Positive | None = None
     sample_rate: Rate | None = None
-    epochs: Positive | None = None
-    steps: Whole | None = None
+    epochs: Annotated[float, _each(validate.positive, validate.finite, _up_to(MOST_EPOCHS))] | None = None
+    steps: Annotated[int, _each(validate.whole, _up_to(MOST_STEPS))] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
-    seed: Annotated[int, _each(validate.not_negative)] | None = None
+    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> "Privacy":
         for pair in ALTERNATIVES["privacy"]:
             self._either(*pair)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InvalidValue(f"batch_size must be 1 or above, got {self.batch_size}; sample_rate can say less")
+        if self.epochs is not None and self.sample_rate is not None and self.epochs > MOST_STEPS * self.sample_rate:
+            raise InvalidValue(
+                f"{self.epochs:g} epochs at a sample_rate of {self.sample_rate:g} take more than {MOST_STEPS:g} steps"
+            )
         return self
 
 
@@ -217,12 +251,17 @@ class Loop(Table):
 
     ``max_physical_batch`` bounds the memory; ``views`` averages so many augmented views of an example before it is
     clipped; the test set is evaluated after every ``evaluate_every`` epochs; ``threads`` is for the processor's cores.
+    A checkpoint is written after every ``checkpoint_every`` steps, and the last ``checkpoints_kept`` of them stay; the
+    ledger reserves ``reserve_ahead`` steps at a time, which is what a kill can lose.
     """
 
     max_physical_batch: Whole | None = None
-    views: Whole = 1
+    views: Annotated[int, _each(validate.whole, _up_to(1000))] = 1
     evaluate_every: Whole = 1
-    threads: Whole | None = None
+    threads: Annotated[int, _each(validate.whole, _up_to(1000))] | None = None
+    checkpoint_every: Whole = 50
+    checkpoints_kept: Whole = 2
+    reserve_ahead: Whole = 1
 
 
 class Recipe(Table):
@@ -235,7 +274,7 @@ class Recipe(Table):
     1.0
     """
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")] = "run"
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME)] = "run"
     data: Data
     augment: Augment | None = None
     model: Model

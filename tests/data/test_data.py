@@ -1,6 +1,8 @@
 """Data sets by name, from files, and augmented: deterministic, checked, and never unpickled."""
 
+import re
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +78,7 @@ def test_pixels_are_scaled_and_token_ids_stay_whole(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "missing part": ({"y_test": None}, "lacks y_test; it holds x_test, x_train, y_train"),
-    "lengths": ({"y_train": torch.zeros(5, dtype=torch.long)}, "x_train has 6 examples but y_train has 5 labels"),
+    "lengths": ({"y_train": torch.zeros(5, dtype=torch.long)}, "x_train and y_train differ in length"),
     "no examples": ({"x_test": torch.zeros(0, 1, 4, 4)}, "x_test is empty"),
     "labels not whole": ({"y_train": torch.zeros(6)}, "y_train must hold whole numbers"),
     "labels one-hot": ({"y_train": torch.zeros(6, 3, dtype=torch.long)}, "y_train must have one dimension"),
@@ -98,21 +100,113 @@ def test_tensors_that_do_not_fit_together_are_refused_by_name(tmp_path: Path, ca
 def test_a_label_beyond_the_stated_classes_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "mine.safetensors", tensors())
     assert data.from_file(path, classes=5).classes == 5
-    with pytest.raises(InvalidValue, match="there is a label 2, but 2 classes have labels 0 to 1"):
+    with pytest.raises(InvalidValue, match="y_train holds a label outside of 0 to 1, "):
         data.from_file(path, classes=2)
+
+
+# What is wrong with 137 examples, of which one has a label or a value that nobody else has.
+TELLING: dict[str, dict[str, Tensor]] = {
+    "negative label": {"y_train": torch.tensor([-4242] + [0] * 136)},
+    "label beyond the classes": {"y_train": torch.tensor([4242] + [0] * 136)},
+    "enormous label": {"y_train": torch.tensor([4242 << 40] + [0] * 136)},
+    "negative test label": {"y_test": torch.tensor([-4242, 0, 0])},
+    "one label too few": {"y_train": torch.zeros(136, dtype=torch.long)},
+    "labels in rows": {"y_train": torch.zeros(137, 2, dtype=torch.long)},
+    "labels that are fractions": {"y_train": torch.full((137,), 4242.5)},
+    "examples of another shape": {"x_test": torch.full((3, 3), 4242.5)},
+}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("case", TELLING)
+def test_a_message_tells_no_value_and_not_how_many_examples_there_are(tmp_path: Path, case: str, suffix: str) -> None:
+    good = {"x_train": torch.zeros(137, 2), "y_train": torch.zeros(137, dtype=torch.long)}
+    good |= {"x_test": torch.zeros(3, 2), "y_test": torch.zeros(3, dtype=torch.long)}
+    path = saved(tmp_path / f"mine{suffix}", good | TELLING[case])
+    with pytest.raises(InvalidValue) as caught:
+        data.from_file(path, classes=7)
+    message = str(caught.value).removeprefix(str(path))
+    assert re.search("[xy]_train|[xy]_test|examples to train on", message)  # it says where to look
+    assert not re.search("42|137|136", message)
+
+
+def test_labels_of_any_integer_type_are_read(tmp_path: Path) -> None:
+    for dtype in (np.uint8, np.int8, np.uint16, np.int32, np.uint64):
+        y = np.array([0, 1, 2], dtype)
+        np.savez(tmp_path / "mine.npz", x_train=np.zeros((3, 2)), y_train=y, x_test=np.zeros((3, 2)), y_test=y)
+        splits = data.from_file(tmp_path / "mine.npz")
+        assert splits.train.tensors[1].tolist() == [0, 1, 2]
+
+
+def test_compressed_and_column_by_column_arrays_come_back_as_they_were(tmp_path: Path) -> None:
+    x = np.random.RandomState(0).rand(50, 300, 7)  # more than is read in one go
+    y = np.arange(50)
+    np.savez_compressed(tmp_path / "mine.npz", x_train=np.asfortranarray(x), y_train=y, x_test=x[:9], y_test=y[:9])
+    splits = data.from_file(tmp_path / "mine.npz")
+    assert torch.equal(splits.train.tensors[0], torch.from_numpy(x).float())
+    assert torch.equal(splits.test.tensors[0], torch.from_numpy(x[:9]).float())
+
+
+def test_only_the_four_parts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    opened = zipfile.ZipFile.open
+
+    def spy(self: zipfile.ZipFile, member: zipfile.ZipInfo, *rest: object) -> object:
+        read.append(member.filename)
+        return opened(self, member, *rest)
+
+    path = saved(tmp_path / "mine.npz", tensors() | {"more": torch.zeros(3)})
+    monkeypatch.setattr(zipfile.ZipFile, "open", spy)
+    data.from_file(path)
+    assert set(read) == {"x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy"}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_what_would_not_fit_into_memory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    path = saved(tmp_path / f"mine{suffix}", tensors())
+    monkeypatch.setattr("hoarfrost.data.declared.free_memory", lambda: 2000)
+    assert data.from_file(path)
+    monkeypatch.setattr("hoarfrost.data.declared.free_memory", lambda: 1000)
+    with pytest.raises(InvalidValue, match="take more memory than is free"):
+        data.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 137 bytes")]
+)
+def test_memory_that_runs_out_is_told_without_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    path = saved(tmp_path / "mine.npz", tensors())
+    monkeypatch.setattr("hoarfrost.data.files.Splits.of", fails)
+    with pytest.raises(InvalidValue, match=r"take more memory than is free$") as caught:
+        data.from_file(path)
+    assert caught.value.__suppress_context__  # nor below it
+
+
+def test_data_that_shrinks_well_is_not_taken_for_a_bomb(tmp_path: Path) -> None:
+    x, y = np.zeros((6, 1 << 18)), np.zeros(6, np.int64)  # twelve megabytes, a thousand times smaller in the file
+    np.savez_compressed(tmp_path / "zeros.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert (tmp_path / "zeros.npz").stat().st_size * 200 < x.nbytes * 2
+    assert data.from_file(tmp_path / "zeros.npz").shape == (1 << 18,)
 
 
 def test_a_pickle_in_an_archive_is_never_opened(tmp_path: Path) -> None:
     path = tmp_path / "hostile.npz"
     np.savez(path, x_train=np.array([{"run": "me"}], dtype=object), y_train=[0], x_test=[0.0], y_test=[0])
-    with pytest.raises(InvalidValue, match=r"cannot read .*hostile\.npz as a npz file: Object arrays"):
+    with pytest.raises(InvalidValue, match=r"hostile\.npz: x_train holds Python objects: that is a pickle"):
         data.from_file(path)
 
 
 @pytest.mark.parametrize("name", ["rubbish.npz", "rubbish.safetensors"])
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not an archive at all")
-    with pytest.raises(InvalidValue, match="cannot read"):
+    with pytest.raises(InvalidValue, match=r"is not a (zip|safetensors) file"):
         data.from_file(tmp_path / name)
 
 

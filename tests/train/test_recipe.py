@@ -1,5 +1,7 @@
 """What a recipe may say, how it is read, and what is answered to one that is wrong."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,24 @@ WRONG = {
     "nesterov": ("lr = 1", "lr = 1\nnesterov = true", "nesterov needs a momentum above 0"),
     "two sources": ('name = "digits"', 'name = "digits"\npath = "x.npz"', "data: give either name or path, not both"),
     "views": ("[data]", "[loop]\nviews = 2\n[data]", "loop.views = 2 without [augment]"),
-    "name": ("[data]", 'name = "../up"\n[data]', "name: "),
+    "name": ("[data]", 'name = "../up"\n[data]', "name: must match pattern"),
+    "long name": ("[data]", f'name = "{"x" * 51}"\n[data]', "name: must have at most 50 characters"),
+    "too many steps": ("epochs = 1", "steps = 1_000_000_000", "privacy.steps must be at most 1e+08, got 1000000000"),
+    "endless digits": ("epochs = 1", f"steps = 0x{'f' * 999}", "privacy.steps must be at most 1e+08, got 82387"),
+    "too many epochs": ("epochs = 1", "epochs = 1e300", "privacy.epochs must be at most 1e+06, got 1e+300"),
+    "tiny batch": ("batch_size = 100", "batch_size = 0.5", "batch_size must be 1 or above, got 0.5"),
+    "tiny rate": ("batch_size = 100", "sample_rate = 1e-9", "1 epochs at a sample_rate of 1e-09 take more than 1e+08"),
+    "huge number": ("lr = 1", "lr = 1e31", "optimizer.lr must be at most 1e+30, got 1e+31"),
+    "tiny number": ("lr = 1", "lr = 1e-31", "optimizer.lr must be at least 1e-30, got 1e-31"),
+    "too wide": ('name = "mlp"', 'name = "mlp"\nhidden = [1_000_001]', "hidden must be at most 1e+06, got 1000001"),
+    "too deep": ('name = "mlp"', f'name = "mlp"\nhidden = {[1] * 65}', "model.hidden: must have at most 64 items"),
+    "date": ("lr = 1", "lr = 2024-01-01", "optimizer.lr: must be a valid number, got datetime.date(2024, 1, 1)"),
+    "missing entry": ('"sgd"\nlr = 1', '"adam"\nbetas = [0.9]', "optimizer.betas.1 is missing"),
+    "growing": (
+        "[data]",
+        '[schedule]\nkind = "step"\nevery = 1\nfactor = 2\n[data]',
+        "schedule.factor must lie in (0, 1]",
+    ),
 }
 
 
@@ -100,7 +119,7 @@ def test_a_recipe_that_cannot_be_found_or_read(tmp_path: Path) -> None:
         read_recipe("zebra")
     with pytest.raises(InvalidValue, match=r"no recipe file at .*absent\.toml"):
         read_recipe(tmp_path / "absent.toml")
-    with pytest.raises(InvalidValue, match=r"cannot read the recipe .*: Is a directory"):
+    with pytest.raises(InvalidValue, match=r"the recipe file .* is a folder, not a file"):
         read_recipe(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidValue, match="not text in UTF-8"):
@@ -137,15 +156,126 @@ def test_an_override_that_is_not_key_and_value_is_refused(override: str) -> None
         read_recipe("digits", [override])
 
 
-def test_a_data_path_is_relative_to_the_recipe_and_an_override_to_where_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = written(tmp_path, MINIMAL.replace('name = "digits"', 'path = "mine.npz"'))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: neither the recipe's nor above it."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def names(folder: Path, path: str) -> Path:
+    """A recipe in a folder, with that path for its data."""
+    folder.mkdir(exist_ok=True)
+    return written(folder, MINIMAL.replace('name = "digits"', f'path = "{path}"'))
+
+
+def test_a_data_path_is_relative_to_the_recipe_and_an_override_to_where_one_is(tmp_path: Path, elsewhere: Path) -> None:
+    recipe = names(tmp_path, "mine.npz")
     assert read_recipe(recipe).data.path == str(tmp_path / "mine.npz")
-    assert read_recipe(recipe, ["data.path=other.npz"]).data.path == str(tmp_path / "elsewhere" / "other.npz")
+    assert read_recipe(recipe, ["data.path=other.npz"]).data.path == str(elsewhere / "other.npz")
     assert read_recipe("digits", ["data.path=other.npz"]).data.name is None
+
+
+OUTSIDE = ["../data.npz", "deeper/../../data.npz", "/data.npz", "~/data.npz", "linked/data.npz", "link.npz"]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_recipe_s_data_stays_below_its_folder_unless_a_root_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: Path, path: str
+) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
+    inner = tmp_path / "inner"
+    recipe = names(inner, path)
+    (inner / "linked").symlink_to("..")
+    (inner / "link.npz").symlink_to("../data.npz")
+    with pytest.raises(InvalidValue) as caught:
+        read_recipe(recipe)
+    assert f"data.path {path} lies outside of {inner}" in str(caught.value)
+    assert "--root DIR" in str(caught.value)
+    allowed = "/" if path.startswith("/") else tmp_path
+    opened = read_recipe(recipe, root=allowed).data.path
+    assert opened is not None
+    assert Path(opened) == Path(opened).resolve()  # what was checked, and no link to it
+    assert Path(opened).name == "data.npz"
+
+
+@pytest.mark.parametrize("path", ["data.npz", "deeper/data.npz", "../inner/data.npz", "INNER/data.npz", "here.npz"])
+def test_what_ends_up_below_the_folder_is_fine_however_it_is_written(tmp_path: Path, path: str) -> None:
+    inner = tmp_path / "inner"
+    recipe = names(inner, path.replace("INNER", str(inner)))
+    (inner / "here.npz").symlink_to("data.npz")
+    opened = read_recipe(recipe).data.path
+    assert opened is not None
+    assert Path(opened).is_relative_to(inner)
+    assert read_recipe(recipe, root=str(tmp_path)).data.path == opened  # still relative to the recipe
+
+
+def test_a_folder_whose_name_only_begins_like_the_root_is_outside(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="lies outside of"):
+        read_recipe(names(tmp_path / "data", "../data-of-others/x.npz"))
+
+
+def test_whoever_types_the_path_may_name_any_file_even_the_very_one_that_the_recipe_may_not(
+    tmp_path: Path, elsewhere: Path
+) -> None:
+    recipe = names(tmp_path / "inner", "../data.npz")
+    with pytest.raises(InvalidValue, match="lies outside of"):
+        read_recipe(recipe, ["data.classes=3"])  # the path is still the file's own
+    assert read_recipe(recipe, ["data.path=../data.npz"]).data.path == str(elsewhere / "../data.npz")
+    assert read_recipe(recipe, ['data={path = "/data.npz"}']).data.path == "/data.npz"
+    assert read_recipe(recipe, ["data.path=/data.npz", "data.name=digits"]).data.path is None
+
+
+def test_a_root_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"the root .*absent is not a folder"):
+        read_recipe(names(tmp_path, "mine.npz"), root=tmp_path / "absent")
+
+
+def test_a_recipe_of_64_kib_is_read_and_a_longer_one_is_not_even_parsed(tmp_path: Path) -> None:
+    padding = "#" * 99 + "\n"
+    full = MINIMAL + padding * ((64 * 1024 - len(MINIMAL)) // 100)
+    read_recipe(written(tmp_path, full))
+    with pytest.raises(InvalidValue, match="longer than 64 KiB"):
+        read_recipe(written(tmp_path, "not TOML at all\n" + full + padding))
+
+
+def test_a_file_s_name_becomes_a_name_that_a_folder_can_have(tmp_path: Path) -> None:
+    (tmp_path / f"-my réçipe {'x' * 200}.toml").write_text(MINIMAL)
+    (path,) = tmp_path.iterdir()
+    assert read_recipe(path).name == ("my-réçipe-" + "x" * 200)[:50]
+
+
+def test_long_values_are_cut_and_nothing_reaches_the_terminal_raw(tmp_path: Path) -> None:
+    text = MINIMAL.replace('"sgd"', '"\\u001b[2J' + "x" * 500 + '"')
+    with pytest.raises(InvalidValue, match=r"optimizer\.kind cannot be '\\x1b\[2Jx+…x+'; it is one of: sgd") as caught:
+        read_recipe(written(tmp_path, text))
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_only_the_first_of_many_mistakes_are_told(tmp_path: Path) -> None:
+    text = "".join(f"wrong{i} = 1\n" for i in range(50)) + MINIMAL
+    with pytest.raises(InvalidValue) as caught:
+        read_recipe(written(tmp_path, text.replace("augment", "")))
+    assert "wrong0" in str(caught.value)
+    assert "wrong9" not in str(caught.value)
+
+
+def test_a_recipe_is_read_without_importing_torch() -> None:
+    script = (
+        "from hoarfrost.train import read_recipe; read_recipe('digits'); import sys; "
+        "print([name for name in ('torch', 'numpy', 'dp_accounting') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_run_is_the_function_even_if_the_module_of_that_name_was_imported_first() -> None:
+    script = "import hoarfrost.train.running; from hoarfrost.train import run; print(type(run).__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "function\n"
 
 
 RECIPES = {
@@ -161,7 +291,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path, name: str) -> None:
-    assert read_recipe(written(tmp_path, to_toml(RECIPES[name]))) == RECIPES[name]
+    assert read_recipe(written(tmp_path, to_toml(RECIPES[name])), root="/") == RECIPES[name]
 
 
 def test_a_recipe_does_not_change_under_ones_hands() -> None:

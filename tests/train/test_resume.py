@@ -38,7 +38,7 @@ class Dies(Progress):
 
 def die(at: int, start: Callable[..., object], *args: Any, **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["hoarfrost.train.run"], "_end_early", lambda *_: None)
+        patch.setattr(sys.modules["hoarfrost.train.running"], "_end_early", lambda *_: None)
         with pytest.raises(SystemExit):
             start(*args, progress=Dies(at), **options)
 

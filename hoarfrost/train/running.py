@@ -22,7 +22,7 @@ from hoarfrost.train.progress import Progress
 from hoarfrost.train.reading import read_recipe
 from hoarfrost.train.recipe import Recipe
 from hoarfrost.train.records import Records, Status, checkpoints
-from hoarfrost.train.resume import admitted, find, prepared, recipe_of
+from hoarfrost.train.resuming import admitted, find, prepared, recipe_of
 
 LEDGER = "ledger.jsonl"
 

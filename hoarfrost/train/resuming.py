@@ -64,7 +64,7 @@ def prepared(
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"the checkpoint {saved.path} was not made by `hoarfrost train`") from error
     changed = _changes(before, recipe)
-    run = prepare(recipe, device, noise if before.privacy == recipe.privacy else None)
+    run = prepare(recipe, device, noise_multiplier=noise if before.privacy == recipe.privacy else None)
     if not fingerprint.same(folder.path, run.digest):
         changed[DATA] = "not the training data that the run began with"
     changed.pop("data.path", None)  # a file may be moved: what is in it counts
@@ -83,7 +83,8 @@ def prepared(
         if recipe.privacy.epsilon is not None and same_charge:
             raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
         if recipe.privacy.epsilon is not None:
-            run = prepare(recipe, device, _noise_for_the_rest(recipe, private.sample_rate, rest, saved, ledger))
+            more = _noise_for_the_rest(recipe, private.sample_rate, rest, saved, ledger)
+            run = prepare(recipe, device, noise_multiplier=more, splits=run.splits)
             private = run.private
         if old in known and not known[old].closed:
             ledger.close(old)
@@ -93,14 +94,14 @@ def prepared(
 
 
 def admitted(
-    run: Prepared, ledger: budget.Ledger, *, steps: int | None = None, new_data: bool = False
+    run: Prepared, ledger: budget.Ledger, *, steps: int | None = None, what: str = "", new_data: bool = False
 ) -> budget.Allowance:
     """Asks the ledger for the run's steps, or for so many of them."""
     private = run.private
     return ledger.admit(
         private.loader.poisson.event(private.noise_multiplier, steps or run.steps),
         run=f"{run.recipe.name}-{private.run[:6]}",
-        what=f"hoarfrost train {run.recipe.name}",
+        what=what or f"training {run.recipe.name}",
         seeded=private.seeded,
         data=ledger.fingerprint(run.digest),
         new_data=new_data,

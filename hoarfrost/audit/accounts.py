@@ -1,0 +1,99 @@
+"""The audit of a run folder's books: whether what it states is what its ledger says it spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hoarfrost.audit.result import Audit
+from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.budget.events import from_dict
+from hoarfrost.errors import HoarfrostError, InvalidValue
+from hoarfrost.untrusted import size_of
+
+MOST_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class BooksAudit(Audit):
+    """What a run states it spent, beside what its ledger says."""
+
+    kind: ClassVar[str] = "books"
+
+    run: str
+    stated_steps: int
+    charged_steps: int  # by the ledger
+    released_steps: int
+    stated_epsilon: float | None  # None: not private
+    second_epsilon: float  # of the same releases, by the other accountant
+
+    def figures(self) -> tuple[str, ...]:
+        stated = "not private" if self.stated_epsilon is None else f"ε {self.stated_epsilon:.4g}"
+        return (
+            f"books: {self.stated_steps} steps stated, {self.charged_steps} in the ledger, {self.released_steps} of "
+            "them released",
+            f"{stated} stated; the other accountant says {self.second_epsilon:.4g}",
+        )
+
+
+def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
+    """Checks the ledger's chain, and the run's statement against it.
+
+    Guarantees:
+        A pass says that the ledger was not changed (cutting its end shows only against the head that ``budget.json``
+        keeps), that everything it charged for this run is in the statement, and that the stated epsilon is what the
+        stated releases cost.
+    """
+    folder = Path(folder)
+    stated, run = facts(folder, "budget.json"), facts(folder, "run.json")
+    try:
+        releases = tuple(map(from_dict, stated["releases"]))
+        own = folder / "ledger.jsonl"
+        ledger = Ledger(own if own.exists() else run["ledger"], key)
+        name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
+        entry = {entry.run: entry for entry in ledger.entries}[name]
+        alarms = list(_disagreements(ledger, stated, releases, entry.spent))
+        cost = epsilon(releases, delta, accountant)
+        other = epsilon(releases, delta, "rdp" if accountant == "pld" else "pld")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(f"{folder} does not hold a run's books as `hoarfrost train` leaves them") from error
+    if claimed is not None and not claimed >= cost * (1 - 1e-9):
+        alarms.append(f"ε {claimed:.6g} is stated for releases that cost {cost:.6g}")
+    return BooksAudit(
+        alarms=tuple(alarms),
+        run=name,
+        stated_steps=sum(event.steps for event in releases),
+        charged_steps=entry.reserved,
+        released_steps=entry.committed,
+        stated_epsilon=claimed,
+        second_epsilon=other,
+    )
+
+
+def _disagreements(ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], spent: Gaussian) -> Any:
+    if stated["ledger_head"] is not None:
+        try:
+            ledger.check(stated["ledger_head"])
+        except HoarfrostError as error:
+            yield str(error)
+    same = [event for event in releases if (event.noise_multiplier, event.sample_rate) == (
+        spent.noise_multiplier, spent.sample_rate)]  # fmt: skip
+    if sum(event.steps for event in same) < spent.steps:
+        yield f"the ledger charged {spent}, which is more than the run states"
+
+
+def facts(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a run folder."""
+    path = folder / name
+    if size_of(path, "file") > MOST_BYTES:
+        raise InvalidValue(f"{path} is too long to be a run's")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidValue(f"cannot read {path} as JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidValue(f"{path} does not hold what a run folder's does")
+    return found

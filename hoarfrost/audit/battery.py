@@ -1,0 +1,59 @@
+"""Everything that an audit should try. What is added to the library is listed here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product, starmap
+
+from torch.optim import SGD, Adam, AdamW, RMSprop
+
+from hoarfrost.audit.canaries import Freezing, OneTensor
+from hoarfrost.audit.release import StepAudit, step
+from hoarfrost.audit.rig import OptimizerFactory
+from hoarfrost.clipping import Clipper, Local
+
+CLIPPING: dict[str, Clipper] = {
+    "local": Local(0.7),  # not 1, or nobody would notice that it is left out somewhere
+}
+FREEZING: dict[str, Freezing] = {
+    "nothing frozen": Freezing(),
+    "one tensor frozen": OneTensor(),
+}
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "SGD": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "Nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "RMSprop": partial(RMSprop, lr=0.01, momentum=0.5),
+    "Adam": partial(Adam, lr=0.01),
+    "AdamW": partial(AdamW, lr=0.01, weight_decay=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A clipping style, a way to freeze and an optimizer, by their names in the tables above."""
+
+    clip: str
+    freeze: str
+    optimizer: str
+
+    def __str__(self) -> str:
+        return f"{self.clip}, {self.freeze}, {self.optimizer}"
+
+    def step(self, noise_multiplier: float = 1.0, canaries: int = 512, rounds: int = 100) -> StepAudit:
+        """The step audit of this configuration."""
+        return step(
+            noise_multiplier=noise_multiplier, clip=CLIPPING[self.clip], freeze=FREEZING[self.freeze],
+            optimizer=OPTIMIZERS[self.optimizer], canaries=canaries, rounds=rounds,
+        )  # fmt: skip
+
+
+def configurations() -> Iterator[Configuration]:
+    """Every clipping style with every way to freeze and every optimizer.
+
+    >>> print(next(configurations()))
+    local, nothing frozen, SGD
+    """
+    return starmap(Configuration, product(CLIPPING, FREEZING, OPTIMIZERS))

@@ -1,0 +1,96 @@
+"""All audits of a recipe, or of the run folder that it led to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hoarfrost.audit.accounts import books, facts
+from hoarfrost.audit.batches import sampling
+from hoarfrost.audit.neighbours import sensitivity
+from hoarfrost.audit.one_training import one_run
+from hoarfrost.audit.release import step
+from hoarfrost.audit.result import Audit
+from hoarfrost.budget import Ledger
+from hoarfrost.errors import InvalidValue
+from hoarfrost.train import optimizers
+from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
+from hoarfrost.train.reading import read_recipe
+from hoarfrost.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is audited: a recipe, and the run folder it led to, if there is one."""
+
+    recipe: Recipe
+    folder: Path | None = None
+
+    @classmethod
+    def find(cls, source: str, root: Path | None = None) -> Subject:
+        """A run folder by its path; a recipe by its path or its name."""
+        path = Path(source).expanduser()
+        if (path / "recipe.toml").is_file():
+            return cls(read_recipe(path / "recipe.toml", root="/" if root is None else root), path)
+        if path.is_dir():
+            raise InvalidValue(f"{path} is not a run folder: there is no recipe.toml in it")
+        return cls(read_recipe(source, root=root))
+
+
+def everything(
+    subject: Subject,
+    *,
+    key: bytes | None = None,
+    canaries: int | None = None,
+    ledger: Ledger | None = None,
+    device: str | torch.device | None = None,
+) -> Iterator[Audit]:
+    """Audits one after the other: books (of a run), sampling, sensitivity, step, and a whole training if asked for.
+
+    Args:
+        key: the ledger's, if it has one.
+        canaries: so many for `one_run`, which trains once more and spends budget for it; None leaves it out.
+        ledger: what `one_run` draws on.
+    """
+    recipe = subject.recipe
+    noise = None
+    if subject.folder is not None:
+        yield books(subject.folder, key)
+        noise = facts(subject.folder, "run.json").get("noise_multiplier")
+        if isinstance(noise, bool) or not isinstance(noise, int | float):
+            raise InvalidValue(f"{subject.folder / 'run.json'} does not say how much noise there was")
+    with surroundings(recipe):
+        where = device_for(device)
+        run = prepare(recipe, where, noise_multiplier=noise)
+        yield sampling(sample_rate=run.private.sample_rate)
+        yield from _steps(run)
+    if canaries is not None:
+        yield one_run(recipe, canaries=canaries, ledger=ledger, device=device)
+
+
+def _steps(run: Prepared) -> Iterator[Audit]:
+    private, recipe = run.private, run.recipe
+    clip = private.optimizer.engine.clipper
+    yield sensitivity(clip=clip, device=run.device)
+    if run.splits.train.tensors[0].is_floating_point():
+        plain = prepare(recipe, run.device, noise_multiplier=0.0, splits=run.splits).private.model
+        yield sensitivity(clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, device=run.device)
+    if private.noise_multiplier > 0:
+        yield step(
+            noise_multiplier=private.noise_multiplier,
+            clip=clip,
+            optimizer=lambda parameters: optimizers.build(recipe.optimizer, parameters),
+            delta=private.delta,
+            sample_rate=private.sample_rate,
+            steps=run.steps,
+            device=run.device,
+        )
+
+
+def _first_class(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))

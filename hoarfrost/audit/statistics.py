@@ -1,0 +1,98 @@
+"""From counts to lower bounds: what an attack that succeeded so often proves about a mechanism.
+
+An attack looks at a release and says whether an example was there. FPR is the probability with which it says so
+wrongly, FNR the one with which it misses the example. A mechanism is μ-GDP (Gaussian differentially private) if telling
+the two worlds apart is no easier than telling N(0, 1) from N(μ, 1): Gaussian noise with multiplier σ makes it 1/σ-GDP.
+"""
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtri
+from scipy.stats import beta
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+
+
+def rate_upper(hits: int, trials: int, alpha: float) -> float:
+    """Clopper and Pearson's upper bound: the true rate is above it with probability at most ``alpha``.
+
+    Without a hit it is 1 - alpha^(1/trials), which the famous "three in n" approximates.
+
+    >>> round(rate_upper(0, 1000, alpha=0.05), 5)
+    0.00299
+    """
+    validate.whole(trials=trials)
+    validate.probability(alpha=alpha)
+    if not 0 <= hits <= trials:
+        raise InvalidValue(f"hits must lie between 0 and the {trials} trials, got {hits}")
+    return 1.0 if hits == trials else float(beta.isf(alpha, hits + 1, trials - hits))
+
+
+def mu_lower(fpr: float, fnr: float) -> float:
+    """The smallest μ with which the rates (or upper bounds on them) are possible: Φ⁻¹(1 − FPR) − Φ⁻¹(FNR).
+
+    Guarantees:
+        A mechanism that is μ-GDP for a smaller μ has no attack with such rates. Never negative.
+
+    >>> round(mu_lower(fpr=0.308538, fnr=0.308538), 4)
+    1.0
+    >>> mu_lower(fpr=0.6, fnr=0.6)
+    0.0
+    """
+    if max(fpr, fnr) >= 1:
+        return 0.0
+    return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
+
+
+def epsilon_lower(fpr: float, fnr: float, delta: float) -> float:
+    """The smallest epsilon with which the rates are possible for *any* (epsilon, delta)-private mechanism.
+
+    (ε, δ) demands FPR + e^ε FNR ≥ 1 − δ, and the same with the two exchanged. It assumes nothing about the mechanism,
+    and so it proves less than μ does of a Gaussian one.
+
+    >>> round(epsilon_lower(fpr=0.1, fnr=0.2, delta=1e-5), 3)
+    2.079
+    """
+    validate.probability(delta=delta)
+    ratios = [(1 - delta - a) / b if b > 0 else math.inf for a, b in ((fpr, fnr), (fnr, fpr)) if 1 - delta - a > 0]
+    return max([0.0, *(math.log(ratio) for ratio in ratios)])
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The exact δ at which a μ-GDP mechanism is (epsilon, δ)-private: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+
+    >>> round(gaussian_delta(1.0, epsilon=1.0), 5)
+    0.12694
+    """
+    validate.positive(mu=mu)
+    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    # The two are close where δ is small: their difference is taken before the exponential, not after it.
+    return math.exp(first) * -math.expm1(min(0.0, second - first))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The exact epsilon of a μ-GDP mechanism at ``delta``: 0 for μ = 0.
+
+    >>> round(gaussian_epsilon(1.0, delta=1e-5), 3)
+    4.377
+    """
+    validate.not_negative(mu=mu)
+    validate.probability(delta=delta)
+    if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    # δ(ε) ≤ Φ(μ/2 − ε/μ), so the root lies below the one of that.
+    most = mu * (mu / 2 - float(ndtri(delta)))
+    return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, most, xtol=1e-12))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The μ whose epsilon at ``delta`` is this one; 1/μ is the noise multiplier of such a step.
+
+    >>> round(1 / gaussian_mu(1.0, delta=1e-5), 2), round(1 / gaussian_mu(4.0, delta=1e-5), 2)
+    (3.73, 1.08)
+    """
+    validate.positive(epsilon=epsilon)
+    validate.probability(delta=delta)
+    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-9, 2 * math.sqrt(2 * epsilon) + 20))

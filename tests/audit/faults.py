@@ -1,0 +1,212 @@
+"""Ways in which a private step can be wrong, each seeded into the real code. An audit that misses one is no audit.
+
+A fault changes the library for one test, and may name the clipper to be audited in place of `Local`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.clipping import Clipper, Local
+from hoarfrost.gradients import Engine
+from hoarfrost.noise import Noise
+from hoarfrost.optim import PrivateOptimizer
+
+Patch = pytest.MonkeyPatch
+Stds = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How to seed it, and which audit at least must see it."""
+
+    seed: Callable[[Patch], Clipper | None]
+    by: str
+    noise_multiplier: float = 1.0
+    one_tensor_frozen: bool = False
+
+
+def around(patch: Patch, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """``wrapper(original, self, ...)`` takes the method's place."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda self, *args: wrapper(original, self, *args))
+
+
+# Noise.
+
+
+def noise_times(factor: float) -> Callable[[Patch], None]:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        original(noise, tensors, [factor * std for std in stds])
+
+    return lambda patch: around(patch, Noise, "add_", add)
+
+
+def no_noise_on_the_last_tensor(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        original(noise, tensors[:-1], stds[:-1])
+
+    around(patch, Noise, "add_", add)
+
+
+def no_noise_on_one_coordinate(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        kept = tensors[0][0, 0].clone()
+        original(noise, tensors, stds)
+        tensors[0][0, 0] = kept
+
+    around(patch, Noise, "add_", add)
+
+
+def noise_without_the_sensitivity(patch: Patch) -> Clipper:
+    """The clipping norm is kept in two places, and the noise reads the one that nobody changed."""
+
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        original(optimizer, sums, 1.0)
+
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+    return Local(2.0)
+
+
+def the_same_noise_in_every_step(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        original(Noise(seed=1), tensors, stds)
+
+    around(patch, Noise, "add_", add)
+
+
+def the_same_noise_in_every_tensor(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        seed = int(np.random.default_rng().integers(1 << 60))
+        for tensor, std in zip(tensors, stds, strict=True):
+            original(Noise(seed=seed), [tensor], [std])
+
+    around(patch, Noise, "add_", add)
+
+
+def uniform_noise(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        for tensor, std in zip(tensors, stds, strict=True):
+            tensor.add_((torch.rand_like(tensor) - 0.5) * math.sqrt(12) * std)
+
+    around(patch, Noise, "add_", add)
+
+
+# Clipping.
+
+
+def nothing_clipped(patch: Patch) -> None:
+    patch.setattr(Local, "factors", lambda self, norms: norms.isfinite().float())
+
+
+def clipping_after_summation(patch: Patch) -> None:
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        total = math.hypot(*(float(s.double().norm()) for s in sums.values()))
+        factor = min(1.0, sensitivity / max(total, 1e-30))
+        original(optimizer, {p: s * factor for p, s in sums.items()}, sensitivity)
+
+    nothing_clipped(patch)
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+
+
+def mask_after_the_norm(patch: Patch) -> None:
+    def norms(original: Any, engine: Engine, uses: dict[nn.Parameter, Any], examples: int) -> Tensor:
+        masked = dict(list(uses.items())[:-1])
+        return original(engine, masked, examples)
+
+    around(patch, Engine, "_norms", norms)
+
+
+@dataclass(frozen=True)
+class GlobalWithoutDrop(Local):
+    """Everything is scaled by C/Z, as global clipping does; what is longer than Z should be dropped and is not."""
+
+    bound: float = 10.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.where(norms.isfinite(), self.norm / self.bound, 0.0)
+
+
+def batch_size_factor(patch: Patch) -> None:
+    """Norms of gradients of the mean loss, factors for those of the sum."""
+
+    def norms(original: Any, engine: Engine, uses: dict[nn.Parameter, Any], examples: int) -> Tensor:
+        return original(engine, uses, examples) / examples
+
+    around(patch, Engine, "_norms", norms)
+
+
+def division_by_the_batch_that_was_drawn(patch: Patch) -> None:
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        expected = optimizer.expected_batch
+        optimizer.expected_batch = max(1, optimizer.engine.batch.covered)
+        original(optimizer, sums, sensitivity)
+        optimizer.expected_batch = expected
+
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+
+
+# What happens beside the release.
+
+
+def a_trace_in_the_weights(patch: Patch) -> None:
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        for p, total in sums.items():
+            p.add_(total, alpha=1e-3)
+        original(optimizer, sums, sensitivity)
+
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+
+
+def noise_on_frozen_weights(patch: Patch) -> None:
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        original(optimizer, sums, sensitivity)
+        for p in optimizer.parameters:
+            if p.grad is None:
+                p.grad = torch.randn_like(p)
+
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+
+
+def two_optimizer_steps(patch: Patch) -> None:
+    def set_gradients(original: Any, optimizer: Any, sums: dict[Any, Tensor], sensitivity: float) -> None:
+        original(optimizer, sums, sensitivity)
+        optimizer.inner.step()
+
+    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+
+
+SIGMA_OF_EPSILON_4 = 1.08116  # at delta 1e-5
+
+FAULTS: dict[str, Fault] = {
+    "no noise": Fault(noise_times(0.0), by="step"),
+    "half noise": Fault(noise_times(0.5), by="step"),
+    "noise x 0.8": Fault(noise_times(0.8), by="step", noise_multiplier=SIGMA_OF_EPSILON_4),
+    "noise on too few coordinates": Fault(no_noise_on_the_last_tensor, by="step"),
+    "clipping after summation": Fault(clipping_after_summation, by="sensitivity"),
+    "mask after the norm": Fault(mask_after_the_norm, by="sensitivity"),
+    "global clipping without the drop": Fault(lambda patch: GlobalWithoutDrop(1.0), by="sensitivity"),
+    "batch-size factor": Fault(batch_size_factor, by="sensitivity"),
+    "ignored clipping norm": Fault(nothing_clipped, by="sensitivity"),
+}
+"""Those that any audit of a private step is measured by."""
+
+FURTHER: dict[str, Fault] = {
+    "one coordinate without noise": Fault(no_noise_on_one_coordinate, by="step"),
+    "noise without the sensitivity": Fault(noise_without_the_sensitivity, by="step"),
+    "the same noise in every step": Fault(the_same_noise_in_every_step, by="step"),
+    "the same noise in every tensor": Fault(the_same_noise_in_every_tensor, by="step"),
+    "uniform noise": Fault(uniform_noise, by="step"),
+    "division by the batch that was drawn": Fault(division_by_the_batch_that_was_drawn, by="sensitivity"),
+    "a trace in the weights": Fault(a_trace_in_the_weights, by="step"),
+    "noise on frozen weights": Fault(noise_on_frozen_weights, by="step", one_tensor_frozen=True),
+    "two optimizer steps": Fault(two_optimizer_steps, by="step"),
+}

@@ -1,0 +1,138 @@
+"""The step audit: its power, its figures, and what it does to its surroundings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hoarfrost import audit, budget
+from hoarfrost.audit.battery import Configuration, configurations
+from hoarfrost.audit.canaries import Freezing, loudest
+from hoarfrost.audit.statistics import gaussian_mu
+from hoarfrost.clipping import Clipper, Local
+from hoarfrost.errors import InvalidValue
+
+SMALL = {"canaries": 128, "rounds": 10}
+
+
+@pytest.mark.parametrize(("epsilon", "at_least"), [(1.0, 0.65), (4.0, 3.4)])
+def test_the_lower_bound_is_close_to_the_truth(epsilon: float, at_least: float) -> None:
+    """Or the audit is too weak to be one: with 51,200 samples a world, at 99.9999 % confidence."""
+    result = audit.step(noise_multiplier=1 / gaussian_mu(epsilon, 1e-5), delta=1e-5)
+    assert result.samples == 51_200
+    assert at_least <= result.epsilon_lower <= result.epsilon_claimed == pytest.approx(epsilon)
+
+
+@pytest.mark.parametrize("configuration", list(configurations()), ids=str)
+def test_every_configuration_passes(configuration: Configuration) -> None:
+    result = configuration.step(**SMALL)
+    assert result.passed, result
+    assert result.samples == 1280  # no frozen coordinate took a canary's place
+    assert result.mu_lower > 0.3  # it could have failed: canaries are found
+
+
+def test_what_is_claimed_is_what_the_budget_says() -> None:
+    result = audit.step(noise_multiplier=0.8, sample_rate=0.1, steps=50, delta=1e-6, **SMALL)
+    run = budget.Gaussian(noise_multiplier=0.8, sample_rate=0.1, steps=50)
+    assert result.mu_claimed == 1.25
+    assert result.run_epsilon_claimed == budget.epsilon(run, 1e-6)
+    assert 0 < result.run_epsilon_lower < result.run_epsilon_claimed
+    one = budget.epsilon(budget.Gaussian(noise_multiplier=0.8), 1e-6)
+    assert result.epsilon_claimed == pytest.approx(one, abs=1e-3)
+
+
+def test_it_tells_people_and_machines_the_same() -> None:
+    result = audit.step(noise_multiplier=1.0, seed=3, **SMALL)
+    facts = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+    assert facts["kind"] == "step"
+    assert facts["passed"] is True
+    assert facts["alarms"] == []
+    assert facts["mu_lower"] == result.mu_lower
+    assert f"μ 1.000 claimed, at least {result.mu_lower:.3f} measured" in str(result)
+    assert result.lines()[-1] == "no alarm"
+
+
+def test_a_seed_repeats_it_and_no_seed_does_not() -> None:
+    runs = [audit.step(noise_multiplier=1.0, seed=seed, **SMALL) for seed in (5, 5, None, None)]
+    assert runs[0] == runs[1]
+    assert len({(run.missed, run.imagined) for run in runs}) > 1
+
+
+def test_torchs_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    audit.step(noise_multiplier=1.0, **SMALL)
+    audit.sensitivity(rounds=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("inf")])
+def test_a_step_that_promises_nothing_is_not_audited(sigma: float) -> None:
+    with pytest.raises(InvalidValue, match="noise_multiplier"):
+        audit.step(noise_multiplier=sigma)
+
+
+@dataclass(frozen=True)
+class PerTensor(Clipper):
+    """A group for each tensor, with norms of their own."""
+
+    norms: tuple[float, ...]
+
+    def groups(self, names: Sequence[str]) -> Sequence[int]:
+        return range(len(names))
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.nan_to_num((torch.tensor(self.norms) * (1 - 1e-5) / norms).clamp(max=1), nan=0.0)
+
+    @property
+    def sensitivity(self) -> tuple[float, ...]:
+        return self.norms
+
+
+def test_a_canary_uses_what_every_group_allows() -> None:
+    """Or the bound would be that of one group alone, at most 0.71."""
+    result = audit.step(noise_multiplier=1.0, clip=PerTensor((0.3, 0.4, 0.5)), canaries=512, rounds=20)
+    assert result.passed, result
+    assert result.mu_lower > 0.75
+    assert audit.sensitivity(clip=PerTensor((0.3, 0.4, 0.5)), rounds=1).passed
+
+
+@dataclass(frozen=True)
+class Global(Local):
+    """What is longer than Z is dropped, all else scaled by C/Z."""
+
+    bound: float = 7.3
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.where(norms <= self.bound, self.norm / self.bound, 0.0) * (1 - 1e-5)
+
+
+def test_the_canary_of_a_clipper_that_drops_is_just_below_the_drop() -> None:
+    clip = Global(0.5)
+    assert 0.9998 * clip.bound < float(loudest(clip)) <= clip.bound
+    result = audit.step(noise_multiplier=1.0, clip=clip, **SMALL)
+    assert result.passed, result
+    assert result.mu_lower > 0.3
+    assert audit.sensitivity(clip=clip, rounds=1).movement > 0.999
+
+
+class Alternating(Freezing):
+    """Another tensor is frozen in every step."""
+
+    name = "alternating"
+    share = 2 / 3
+
+    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
+        for i, p in enumerate(model.parameters()):
+            p.requires_grad_(i != step % 3)
+        return super().live(model, step)
+
+
+def test_canaries_follow_the_live_coordinates() -> None:
+    result = audit.step(noise_multiplier=1.0, freeze=Alternating(), canaries=128, rounds=12)
+    assert result.passed, result
+    assert result.samples == 128 * 12

@@ -1,0 +1,58 @@
+"""Hostile files, each under a name that says what it is, and the command line that meets it.
+
+A row of `CORPUS` is a name, a function that writes the file, and a function that makes the command line. Anything that
+reads files joins by adding rows. ``python -m tests.hostile.corpus FOLDER`` writes all of them, to be looked at.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hostile import archives, recipes, tensors
+
+Write = Callable[[Path], None]
+Command = Callable[[Path, Path], list[str]]
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """How a file is written, and the arguments of `hoarfrost` that have it read: from its path and the run folder's."""
+
+    write: Write
+    command: Command
+
+
+def as_recipe(file: Path, out: Path) -> list[str]:
+    """The file is the recipe."""
+    return ["train", str(file), "--out", str(out)]
+
+
+def as_data(file: Path, out: Path) -> list[str]:
+    """The file is named by a recipe beside it, which is as it should be."""
+    recipe = file.with_name("reads-it.toml")
+    recipe.write_text(recipes.changed(data=f'path = "{file.name}"'))
+    return ["train", str(recipe), "--out", str(out)]
+
+
+def as_tokens(file: Path, out: Path) -> list[str]:
+    """The file is data for a language model."""
+    return [*as_data(file, out), "--set", 'model={name = "encoder"}']
+
+
+CORPUS: dict[str, Hostile] = {
+    **{name: Hostile(write, as_recipe) for name, write in recipes.FILES.items()},
+    **{name: Hostile(write, as_data) for name, write in {**archives.FILES, **tensors.FILES}.items()},
+    **{name: Hostile(write, as_tokens) for name, write in tensors.TOKENS.items()},
+}
+
+
+def write_all(folder: Path) -> None:
+    """Each file in a folder of its own, for some bring company."""
+    for name, hostile in CORPUS.items():
+        (folder / name).mkdir(parents=True)
+        hostile.write(folder / name / name)
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))

@@ -1,0 +1,357 @@
+"""Checkpoints: going on is as if nothing had happened, except that nothing is refunded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
+from torch.utils.data import TensorDataset
+
+import hoarfrost
+from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
+from hoarfrost.train.checkpoint import Checkpoint, save
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+}
+SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
+    "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + 0.3 * step)),
+    "StepLR": lambda optimizer: StepLR(optimizer, 3, 0.5),
+}
+STEPS = 12
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint.safetensors"
+
+
+def new(kind: str = "momentum", seed: int = 5, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    torch.manual_seed(6)
+    data = TensorDataset(torch.randn(20, 4), torch.randint(3, (20,)))
+    settings: dict[str, Any] = {
+        "sample_rate": 1.0,
+        "noise_multiplier": 8.0,
+        "delta": 1e-5,
+        "steps": STEPS,
+        "accountant": "rdp",
+    }
+    if "epsilon" in options:
+        del settings["noise_multiplier"]
+    return hoarfrost.make_private(model, OPTIMIZERS[kind](model.parameters()), data, **(settings | options))
+
+
+def train(private: Any, until: int, scheduler: LRScheduler | None = None) -> None:
+    while private.steps_taken < until:
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            nn.functional.cross_entropy(private.model(x), y).backward()
+            private.optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            if private.steps_taken == until:
+                break
+
+
+def weights(private: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in private.model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_going_on_equals_training_without_interruption_bit_for_bit(path: Path, kind: str, schedule: str) -> None:
+    """Without noise and with every example in every batch, so that there is only one right answer."""
+    first = new(kind, noise_multiplier=0.0)
+    scheduler = SCHEDULERS[schedule](first.optimizer)
+    train(first, 5, scheduler)
+    save(path, first, scheduler=scheduler)
+    train(first, STEPS, scheduler)
+    uninterrupted = weights(first)
+
+    other = new(kind, seed=99, noise_multiplier=0.0)
+    for later, its_scheduler in ((first, scheduler), (other, SCHEDULERS[schedule](other.optimizer))):
+        Checkpoint.read(path).restore(later, its_scheduler)
+        assert later.steps_taken == 5
+        assert not same(weights(later), uninterrupted)
+        train(later, STEPS, its_scheduler)
+        assert same(weights(later), uninterrupted)
+
+
+def test_a_checkpoint_gets_by_without_pickle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpickled(*_: Any, **__: Any) -> Any:
+        pytest.fail("something was unpickled")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, unpickled)
+    private = new("Adam")
+    train(private, 2)
+    save(path, private, facts={"note": "mine"})
+    later = new("Adam")
+    saved = Checkpoint.read(path)
+    saved.restore(later)
+    assert same(weights(private), weights(later))
+    assert saved.facts == {"note": "mine"}
+
+
+def test_what_follows_a_checkpoint_is_new_noise(path: Path) -> None:
+    private = new()
+    train(private, 2)
+    save(path, private)
+    ends = []
+    for _ in range(2):
+        later = new()
+        Checkpoint.read(path).restore(later)
+        train(later, 3)
+        ends.append(weights(later))
+    assert not same(*ends)
+
+
+def test_a_seeded_run_does_not_use_its_noise_twice(path: Path) -> None:
+    private = seeded()
+    train(private, 2)
+    save(path, private)
+    train(private, 3)
+    lost = weights(private)
+    Checkpoint.read(path).restore(private)
+    train(private, 3)
+    assert not same(weights(private), lost)
+
+
+def seeded() -> Any:
+    torch.manual_seed(5)
+    model = nn.Linear(4, 3)
+    data = TensorDataset(torch.ones(20, 4), torch.zeros(20, dtype=torch.long))
+    return hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, sample_rate=1.0, noise_multiplier=8.0, delta=1e-5,
+        steps=STEPS, seed=1,
+    )  # fmt: skip
+
+
+# Nothing is refunded.
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_older_checkpoint_in_the_same_process_keeps_all_that_was_spent(path: Path, kind: str) -> None:
+    private = new(kind)
+    train(private, 3)
+    save(path, private)
+    train(private, 7)
+    before = private.epsilon()
+    Checkpoint.read(path).restore(private)
+    assert (private.steps_taken, private.charged, private.epsilon()) == (3, 7, before)
+    train(private, 5)
+    assert private.events() == (Gaussian(noise_multiplier=8.0, steps=9),)
+
+
+def test_an_older_checkpoint_in_a_new_process_keeps_all_that_the_ledger_has(path: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    Ledger.create(ledger, epsilon=8.0, delta=1e-5, accountant="rdp")
+    private = new(ledger=ledger, run="mine")
+    train(private, 3)
+    save(path, private)
+    train(private, 7)
+
+    script = f"""
+from tests.train.test_checkpoint import *
+later = new(ledger={str(ledger)!r}, run="mine")
+Checkpoint.read({str(path)!r}).restore(later)
+print(later.steps_taken, later.charged, later.epsilon(), later.steps)
+train(later, 5)
+print(later.charged)
+"""
+    root = Path(__file__).parents[2]
+    said = subprocess.run([sys.executable, "-c", script], cwd=root, check=True, capture_output=True, text=True).stdout
+    seven = epsilon(Gaussian(noise_multiplier=8.0, steps=7), 1e-5, "rdp")
+    assert said.split() == ["3", "7", str(seven), str(STEPS), "9"]
+    (entry,) = Ledger(ledger).entries
+    assert (entry.reserved, entry.event.steps) == (9, STEPS + 4)  # the four that were lost were asked for anew
+
+
+def test_other_runs_on_the_same_weights_stay_in_the_account(path: Path, tmp_path: Path) -> None:
+    """A run that goes on under another name has all that was spent before behind it, as far as anybody knows."""
+    ledger = tmp_path / "ledger.jsonl"
+    Ledger.create(ledger, epsilon=8.0, delta=1e-5, accountant="rdp")
+    first = new(ledger=ledger, run="first")
+    train(first, 3)
+    save(path, first)
+    train(first, 5)  # and these two are lost
+    second = new(ledger=ledger, run="second")
+    Checkpoint.read(path).restore(second)
+    train(second, 4)
+    assert {run: event.steps for run, event in second.spent().items()} == {"first": 5, "second": 1}
+    save(path, second)
+    third = new()
+    Checkpoint.read(path).restore(third)
+    assert third.epsilon() == epsilon(Gaussian(noise_multiplier=8.0, steps=6), 1e-5, "rdp")
+
+
+def test_a_ledger_that_knows_less_than_the_checkpoint_does_not_lower_the_account(path: Path, tmp_path: Path) -> None:
+    for name in ("ledger", "put back from an old copy"):
+        Ledger.create(tmp_path / name, epsilon=8.0, delta=1e-5, accountant="rdp")
+    private = new(ledger=tmp_path / "ledger", run="mine")
+    train(private, 3)
+    save(path, private)
+    later = new(ledger=tmp_path / "put back from an old copy", run="mine")
+    Checkpoint.read(path).restore(later)
+    assert later.charged == 3
+    train(later, 4)
+    assert later.charged == 4
+
+
+def test_a_calibrated_run_never_exceeds_its_epsilon_however_often_it_is_restored(path: Path) -> None:
+    """In the same process or in later ones, each of which restores twice."""
+    private = new(epsilon=2.0)
+    train(private, 3)
+    save(path, private)
+    train(private, 6)
+    Checkpoint.read(path).restore(private)
+    assert private.steps == STEPS - 3  # three were lost
+    train(private, 4)
+    Checkpoint.read(path).restore(private)
+    assert private.steps == STEPS - 4  # and one more, not those three again
+    train(private, private.steps)
+    assert private.charged == STEPS
+    assert private.epsilon() <= 2.0
+    with pytest.raises(BudgetSpent):
+        train(private, STEPS)
+
+    later = new(epsilon=2.0)
+    Checkpoint.read(path).restore(later)
+    train(later, 8)
+    Checkpoint.read(path).restore(later)
+    train(later, later.steps)
+    assert sum(event.steps for event in later.events()) == STEPS
+    assert later.epsilon() <= 2.0
+
+
+def test_lost_steps_are_taken_again_only_as_far_as_the_ledger_s_budget_goes(path: Path, tmp_path: Path) -> None:
+    budget = epsilon(Gaussian(noise_multiplier=8.0, steps=STEPS + 2), 1e-5, "rdp")
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=budget, delta=1e-5, accountant="rdp")
+    private = new(ledger=ledger, run="mine")
+    train(private, 3)
+    save(path, private)
+    train(private, 8)
+    Checkpoint.read(path).restore(private)
+    assert private.steps == STEPS - 3  # five were lost, two could be bought
+    train(private, private.steps)
+    assert (Ledger(ledger.path).entries[0].reserved, ledger.epsilon() <= budget) == (STEPS + 2, True)
+
+
+# Files.
+
+
+def test_a_checkpoint_says_which_ledger_and_how_far_it_was(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=8.0, delta=1e-5, accountant="rdp")
+    private = new(ledger=ledger, run="mine")
+    train(private, 2)
+    save(path, private)
+    said = Checkpoint.read(path).ledger
+    assert said is not None
+    assert (said["path"], said["run"]) == (str(ledger.path.resolve()), "mine")
+    train(private, 4)
+    Ledger(ledger.path).check(said["head"])
+
+
+def test_weights_that_are_not_finite_are_not_saved(path: Path) -> None:
+    private = new()
+    with torch.no_grad():
+        private.model[0].weight[0, 0] = torch.nan
+    with pytest.raises(Diverged):
+        save(path, private)
+    assert not path.exists()
+
+
+def test_a_failed_save_leaves_the_checkpoint_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = new()
+    train(private, 1)
+    save(path, private)
+    train(private, 2)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_bytes", full)
+        with pytest.raises((HoarfrostError, OSError)):
+            save(path, private)
+    assert Checkpoint.read(path).steps_taken == 1
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "pickle", "plain safetensors", "half"])
+def test_what_is_no_checkpoint_is_refused(path: Path, kind: str) -> None:
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "empty":
+            path.touch()
+        case "pickle":
+            torch.save({}, path)
+        case "plain safetensors":
+            save_file({"a": torch.ones(2)}, path)
+        case "half":
+            save(path, new())
+            path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InvalidValue, match="cannot read the checkpoint"):
+        Checkpoint.read(path)
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "negative step": {"steps_taken": -1},
+    "step as text": {"steps_taken": "3"},
+    "huge epoch": {"position": {"epoch": 10**400, "steps_drawn": 0, "iterations": 0}},
+    "no epoch": {"position": {}},
+    "position as list": {"position": []},
+    "negative spending": {"spent": {"a": {"kind": "gaussian", "noise_multiplier": 1, "sample_rate": 1, "steps": -5}}},
+    "spent nothing known": {"spent": {"a": {"kind": "free"}}},
+    "spent as list": {"spent": []},
+    "optimizer as list": {"optimizer": []},
+    "optimizer without groups": {"optimizer": {"groups": [], "numbers": {}}},
+    "state of nobody": {"optimizer": {"groups": [{"params": [0]}], "numbers": {"x": {}}}},
+    "an unknown format": {"format": 2},
+    "a scheduler from nowhere": {"scheduler": {"last_epoch": 3}},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_header_that_cannot_be_is_refused_in_one_line(path: Path, case: str) -> None:
+    private = new()
+    train(private, 1)
+    save(path, private)
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(file.metadata()["hoarfrost-checkpoint"])
+    save_file(tensors, path, {"hoarfrost-checkpoint": json.dumps(header | HOSTILE[case])})
+    with pytest.raises(HoarfrostError) as told:
+        Checkpoint.read(path).restore(new())
+    assert "\n" not in str(told.value)
+
+
+def test_another_network_s_checkpoint_is_refused(path: Path) -> None:
+    save(path, seeded())
+    with pytest.raises(InvalidValue, match="does not fit this run"):
+        Checkpoint.read(path).restore(new())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import hoarfrost
-from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
+from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
 from tests import oracle
 
 N = 60
@@ -483,3 +483,45 @@ def test_parameters_that_the_optimizer_leaves_out_do_not_move_and_do_not_count()
     train(p, 2)
     assert torch.equal(model[0].weight, before)
     assert model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_numbers_are_refused_before_a_batch_is_drawn(bad: float) -> None:
+    model = small()
+    drawn: list[int] = []
+
+    class Watched(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            drawn.append(index)
+            return super().__getitem__(index)
+
+    p = private(model, dataset=Watched(*data().tensors))
+    with torch.no_grad():
+        model[2].weight[1, 2] = bad
+    with pytest.raises(Diverged, match=r"2\.weight"):
+        train(p, 1)
+    assert drawn == []
+    assert p.epsilon() == 0
+
+
+def test_weights_whose_sum_overflows_are_numbers_still() -> None:
+    model = small()
+    with torch.no_grad():
+        model[0].weight.fill_(3e38)
+    train(private(model), 1)
+
+
+def test_an_example_without_a_finite_gradient_is_counted_and_contributes_nothing() -> None:
+    x, y = data().tensors
+    x = x.clone()
+    x[3], x[7, 1] = math.nan, math.inf
+    model, other = small(), small()
+    p = private(model, dataset=TensorDataset(x, y), clip=hoarfrost.clip.Local(0.1))
+    train(p, 1)
+    assert p.optimizer.engine.dropped == 2
+    kept = torch.tensor([index for index in range(N) if index not in (3, 7)])
+    q = private(other, dataset=TensorDataset(x[kept], y[kept]), clip=hoarfrost.clip.Local(0.1))
+    q.optimizer.expected_batch = float(N)
+    train(q, 1)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hoarfrost import validate
 from hoarfrost.budget._journal import Head, Journal, Writer
-from hoarfrost.budget.accountant import Accountant, check_accountant
+from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import MOST_STEPS
@@ -95,6 +95,8 @@ class Ledger:
         """Makes a ledger with a budget; an ``epsilon`` of None keeps the books without a limit.
 
         Args:
+            accountant: how releases are composed. "filter" is for a budget whose users look at results before they ask
+                for more: `privacy_filter` chooses it for the budget.
             key: the owner's secret. Whoever writes to the ledger then needs it.
             seeded: admit runs whose noise comes from a seed, and hides nothing from whoever knows it.
         """
@@ -102,6 +104,10 @@ class Ledger:
             validate.positive(epsilon=epsilon)
             validate.finite(epsilon=epsilon)
         validate.probability(delta=delta)
+        if accountant == "filter":
+            if epsilon is None:
+                raise InvalidValue("a privacy filter is made for a budget: give epsilon=")
+            accountant = privacy_filter(epsilon, delta)
         check_accountant(accountant)
         first = {
             "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,

@@ -13,7 +13,7 @@ The runs are made once in each mode, without gradients, and leave the random sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,20 @@ def examples_in(arguments: Any, expected: int | None, batch_first: bool) -> Exam
     return Examples(first.shape[0 if batch_first or first.dim() < 2 else 1], batch_first)
 
 
+def cuda_devices(model: nn.Module) -> list[torch.device]:
+    """Those that the model's parameters are on."""
+    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
+
+
+def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
+    """Seeds the generators of the CPU and of these devices. `torch.manual_seed` would replace those that others wait
+    for: a seed that was given to a GPU nobody has used yet."""
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 @torch.no_grad()
 def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples, arguments: Any) -> Dims:
     """For each module with a rule: the dimension of each of its input tensors that counts examples."""
@@ -113,14 +127,14 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
     def run(index: list[int], *, values: bool = False, seed: int = 0) -> Seen:
         engine.seen, engine.rows = Seen(values), len(index)
         args, kwargs = examples.pick(arguments, index)
-        torch.manual_seed(seed)
+        seed_all(seed, devices)
         output = forward(*args, **kwargs)
         engine.seen.record(model, (output,), {}, "output")
         return engine.seen
 
     views, model = engine.views, engine.model
     training = {module: module.training for module in model.modules()}
-    devices = list({p.device for p in model.parameters() if p.device.type == "cuda"})
+    devices = cuda_devices(model)
     rows = examples.rows // views  # spread over the batch, whose neighbours may be alike
     chosen = sorted({round(k * (rows - 1) / max(1, ORDERED - 1)) for k in range(ORDERED)})
     some = [example * views + view for example in chosen for view in range(views)]

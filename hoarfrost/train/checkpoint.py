@@ -14,7 +14,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from hoarfrost import budget
+from hoarfrost import budget, validate
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.private import Private, check_finite
@@ -52,6 +52,10 @@ class Checkpoint:
             header = json.loads(text) if text else {}
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise ValueError("it is not a checkpoint of this version of Hoarfrost")
+            validate.count(steps_taken=header["steps_taken"])
+            books = header["ledger"]
+            if books is not None and not all(isinstance(books[name], str) for name in ("path", "run", "head")):
+                raise ValueError("what it says of its ledger cannot be")
             return cls(
                 path=path,
                 steps_taken=header["steps_taken"],

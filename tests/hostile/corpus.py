@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile import archives, recipes, tensors
+from tests.hostile import archives, checkpoints, ledgers, recipes, tensors
 
 Write = Callable[[Path], None]
 Command = Callable[[Path, Path], list[str]]
@@ -40,10 +40,32 @@ def as_tokens(file: Path, out: Path) -> list[str]:
     return [*as_data(file, out), "--set", 'model={name = "encoder"}']
 
 
+def as_checkpoint(file: Path, out: Path) -> list[str]:
+    """The file is the only checkpoint of a run folder."""
+    run = file.with_name("run")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "recipe.toml").write_text(recipes.changed())
+    file.rename(run / "checkpoints" / "step-00000001.safetensors")
+    return ["train", "--resume", str(run)]
+
+
+def as_ledger_shown(file: Path, out: Path) -> list[str]:
+    """The file is a ledger to look at."""
+    return ["ledger", "show", str(file)]
+
+
+def as_ledger_used(file: Path, out: Path) -> list[str]:
+    """The file is a ledger to train with."""
+    return ["train", "digits", "--out", str(out), "--ledger", str(file)]
+
+
 CORPUS: dict[str, Hostile] = {
     **{name: Hostile(write, as_recipe) for name, write in recipes.FILES.items()},
     **{name: Hostile(write, as_data) for name, write in {**archives.FILES, **tensors.FILES}.items()},
     **{name: Hostile(write, as_tokens) for name, write in tensors.TOKENS.items()},
+    **{name: Hostile(write, as_checkpoint) for name, write in checkpoints.FILES.items()},
+    **{name: Hostile(write, as_ledger_shown) for name, write in ledgers.FILES.items()},
+    **{f"used-{name}": Hostile(write, as_ledger_used) for name, write in ledgers.FILES.items()},
 }
 
 

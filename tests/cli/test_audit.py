@@ -1,0 +1,98 @@
+"""`hoarfrost audit`: what it says of a right run, and of wrong ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hoarfrost.audit import accounts
+from hoarfrost.budget import Ledger
+from hoarfrost.cli import app
+from hoarfrost.errors import InvalidValue
+from hoarfrost.noise import Noise
+from hoarfrost.train import run
+from tests.train.recipes import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tiny(), out=tmp_path_factory.mktemp("runs") / "tiny").folder
+
+
+def test_a_right_run_raises_no_alarm(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["audit", str(folder), "--json"])
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert said["passed"]
+    kinds = [audit["kind"] for audit in said["audits"]]
+    assert kinds == ["books", "sampling", "sensitivity", "sensitivity", "step"]
+    step = said["audits"][-1]
+    assert step["mu_claimed"] == 1.0
+    assert 0.9 < step["mu_lower"] < 1.0
+
+
+def test_a_recipe_is_audited_without_training_it() -> None:
+    result = CliRunner().invoke(app, ["audit", "digits"])
+    assert result.exit_code == 0, result.stderr
+    assert "ε 3.000 claimed, at least" in result.stdout
+    assert result.stdout.rstrip().endswith("which is evidence and not proof")
+
+
+def test_half_the_noise_is_found_with_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Noise.add_
+    monkeypatch.setattr(Noise, "add_", lambda self, tensors, stds: add(self, tensors, [std / 2 for std in stds]))
+    result = CliRunner().invoke(app, ["audit", str(folder)])
+    assert result.exit_code == 1
+    assert "ALARM" in result.stdout
+    assert "must not be relied on" in result.stdout
+
+
+def copied(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for name in ("budget.json", "run.json", "ledger.jsonl", "recipe.toml"):
+        (to / name).write_bytes((folder / name).read_bytes())
+    return to
+
+
+def test_a_statement_that_says_less_than_the_ledger_is_found(folder: Path, tmp_path: Path) -> None:
+    run = copied(folder, tmp_path / "run")
+    stated = json.loads((run / "budget.json").read_text())
+    stated["releases"][0]["steps"] -= 1
+    (run / "budget.json").write_text(json.dumps(stated))
+    assert "more than the run states" in str(accounts.books(run))
+
+
+def test_an_epsilon_that_its_releases_exceed_is_found(folder: Path, tmp_path: Path) -> None:
+    run = copied(folder, tmp_path / "run")
+    stated = json.loads((run / "budget.json").read_text())
+    stated["epsilon"] *= 0.99
+    (run / "budget.json").write_text(json.dumps(stated))
+    assert "is stated for releases that cost" in str(accounts.books(run))
+
+
+def test_a_ledger_that_was_cut_after_the_statement_is_found(folder: Path, tmp_path: Path) -> None:
+    run = copied(folder, tmp_path / "run")
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    assert accounts.books(folder).passed
+    assert "cut" in str(accounts.books(run))
+
+
+def test_one_run_draws_on_the_ledger_it_is_given(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=0.5, delta=1e-4)
+    arguments = ["audit", "digits", "--one-run", "--canaries", "50", "--ledger", str(ledger.path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "what is left buys" in result.stderr
+    ledger.refresh()
+    assert ledger.entries == ()
+
+
+@pytest.mark.parametrize("name", ["budget.json", "run.json"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"releases": 3}', '{"run": [], "releases": [{}]}'])
+def test_a_folder_that_is_not_a_run_s_is_refused_in_words(folder: Path, tmp_path: Path, name: str, text: str) -> None:
+    run = copied(folder, tmp_path / "run")
+    (run / name).write_text(text)
+    with pytest.raises(InvalidValue):
+        accounts.books(run)

@@ -1,5 +1,5 @@
 """Figures behind the guarantees: `python -m benchmarks.trust kills`, and the other commands.
 
-A command is a module with a number of trials, ``COUNT``, that can be set to another with ``--count``; ``measure``, which
-does them and returns its figures; and ``tell``, which puts the figures into one line.
+A command is a module with a number of trials, ``COUNT``, which ``--count`` replaces; ``measure``, which does them and
+returns its figures; and ``tell``, which puts the figures into one line.
 """

@@ -50,6 +50,7 @@ def train(ledger: Path, witness: Path, ahead: int) -> None:
             private.optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             private.optimizer.step()
+    os.close(file)
 
 
 def trial(folder: Path, ahead: int, delay: float | None) -> dict[str, Any]:
@@ -98,13 +99,13 @@ def _measure(count: int, ahead: int) -> dict[str, Any]:
     chance = random.Random(ahead)
     trials = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-2, count):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            if number < 0:  # the first one warms up, the second one tells how long a life is
-                life = trial(place, ahead, None)["seconds"]
-            else:
-                trials.append(trial(place, ahead, chance.uniform(0, LATEST * life)))
+        # Here first: what is imported on the way is then there for all children, whose lives are spent in training.
+        warm_up = _place(folder, "warm-up")
+        Ledger.create(warm_up / "ledger.jsonl", epsilon=None, delta=1e-5)
+        train(warm_up / "ledger.jsonl", warm_up / "witness", ahead)
+        life = max(trial(_place(folder, f"undisturbed {turn}"), ahead, None)["seconds"] for turn in range(3))
+        for number in range(count):
+            trials.append(trial(_place(folder, str(number)), ahead, chance.uniform(0, LATEST * life)))
     excess = [each["reserved"] - each["released"] for each in trials]
     return {
         "trials": count,
@@ -116,6 +117,12 @@ def _measure(count: int, ahead: int) -> dict[str, Any]:
         "largest excess": max(excess),
         "steps ahead": ahead,
     }
+
+
+def _place(folder: str, name: str) -> Path:
+    place = Path(folder) / name
+    place.mkdir()
+    return place
 
 
 def tell(figures: dict[str, Any]) -> str:

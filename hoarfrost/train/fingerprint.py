@@ -20,7 +20,7 @@ def digest(data: TensorDataset) -> bytes:
     >>> ones = TensorDataset(torch.ones(2, 3), torch.zeros(2))
     >>> digest(ones) == digest(TensorDataset(torch.ones(2, 3), torch.zeros(2)))
     True
-    >>> digest(ones) == digest(TensorDataset(torch.ones(3, 2), torch.zeros(2)))
+    >>> digest(ones) == digest(TensorDataset(torch.ones(2, 3), torch.ones(2)))
     False
     """
     total = hashlib.sha256()

@@ -139,6 +139,9 @@ def test_a_seeded_run_does_not_use_its_noise_twice(path: Path) -> None:
     Checkpoint.read(path).restore(private)
     train(private, 3)
     assert not same(weights(private), lost)
+    later = seeded()
+    Checkpoint.read(path).restore(later)
+    assert later.optimizer.noise.draws == 2  # a new process does not begin with the first numbers again
 
 
 def seeded() -> Any:

@@ -1,0 +1,44 @@
+"""The figures behind the guarantees, in small: the commands of `benchmarks.trust` with fewer trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.trust import edits, empty, kills, together
+from benchmarks.trust.__main__ import keep
+
+
+def test_a_killed_run_released_no_step_that_its_ledger_does_not_have() -> None:
+    figures = kills.measure(10)
+    for ahead in (1, 10):
+        each = figures[f"ahead {ahead}"]
+        assert each["covered"] == each["trials"] == 10
+        assert each["largest excess"] <= ahead
+        assert each["killed"] > 0
+    assert sum(each["killed between the first release and the last"] for each in figures.values()) > 0
+    assert kills.tell(figures).count("10 of 10") == 2
+
+
+def test_processes_on_one_budget_do_not_overspend_it() -> None:
+    figures = together.measure(4)
+    assert (figures["processes"], figures["overspend"]) == (4, 0.0)
+    assert figures["would buy"] < together.LEAST  # they went on until nothing was left
+
+
+def test_edits_are_noticed() -> None:
+    figures = edits.measure(100)
+    assert (figures["edits"], figures["noticed"]) == (100, 100)
+    assert figures["kinds"]["cut"]["noticed by anyone"] < 25  # which is what an exported head is for
+
+
+def test_empty_batches_are_noised_and_counted() -> None:
+    assert empty.measure(50) == {"steps": 50, "empty": 50, "noised": 50, "reserved": 50, "committed": 50}
+
+
+def test_figures_are_kept_beside_those_of_other_commands(tmp_path: Path) -> None:
+    keep(tmp_path / "trust.json", "kills", {"trials": 1})
+    keep(tmp_path / "trust.json", "edits", {"edits": 2})
+    keep(tmp_path / "trust.json", "kills", {"trials": 3})
+    known = json.loads((tmp_path / "trust.json").read_text())
+    assert (known["kills"]["trials"], known["edits"]["edits"]) == (3, 2)

@@ -113,8 +113,7 @@ class Private:
                 continue
             accounts = (event, self.earlier.get(run, event), known.get(run, event))
             self.earlier[run] = max(accounts, key=lambda account: account.steps)
-        if self.seeded:
-            self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, self.charged))
+        self._skip_used_noise()
         if self._planned is not None:
             self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
             self.loader.steps = self.steps
@@ -128,6 +127,15 @@ class Private:
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
         self.allowance, self.run = allowance, allowance.run
+        self._skip_used_noise()
+        if self.steps is not None:
+            self.steps = self.loader.steps = min(self.steps, self.steps_taken + allowance.left)
+
+    def _skip_used_noise(self) -> None:
+        """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
+        if self.seeded:
+            behind = sum(event.steps for event in self.events())
+            self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
 
     def _affordable(self, wanted: int) -> int:
         """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
@@ -226,9 +234,9 @@ def make_private(
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.
         ledger: the data set's `budget.Ledger`, or its path: the whole run is admitted there before an example is read,
-            and every step is written there before its batch is drawn.
-        run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on: what it
-            spent before a crash stays spent.
+            and every step is written there before its batch is drawn (where workers draw ahead: handed over).
+        run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on with the
+            steps it has left: what it spent before a crash stays spent. `train.checkpoint` brings its weights back.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one

@@ -19,30 +19,33 @@ COUNT = 200
 AHEAD = (1, 10)
 STEPS = 40
 NOISE, RATE = 1.0, 0.5
-LATEST = 1.1  # kills are spread over so many lives of an undisturbed run, so that a few come too late
+AIMED = 5  # one kill of so many comes right after a release, a moment that the clock seldom hits
 
 
 class Witness(torch.optim.SGD):
     """Leaves a byte in a file whenever there is a noisy gradient, by a system call that a kill cannot undo."""
 
-    def __init__(self, parameters: Any, file: int) -> None:
+    def __init__(self, parameters: Any, file: int, last: int | None) -> None:
         super().__init__(parameters, lr=0.1)
-        self.file = file
+        self.file, self.last, self.seen = file, last, 0
 
     def step(self, closure: Any = None) -> Any:
         os.write(self.file, b".")
+        self.seen += 1
+        if self.seen == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().step(closure)
 
 
-def train(ledger: Path, witness: Path, ahead: int) -> None:
-    """A run of `STEPS` steps that reserves ``ahead`` steps at a time."""
+def train(ledger: Path, witness: Path, ahead: int, last: int | None = None) -> None:
+    """A run of `STEPS` steps that reserves ``ahead`` steps at a time; it dies right after release number ``last``."""
     torch.set_num_threads(1)  # a forked process must not ask for the threads that its parent had
     model = nn.Linear(4, 2)
     data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
     file = os.open(witness, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     allowance = Ledger(ledger).admit(Gaussian(noise_multiplier=NOISE, sample_rate=RATE, steps=STEPS), ahead=ahead)
     private = hoarfrost.make_private(
-        model, Witness(model.parameters(), file), data, sample_rate=RATE, steps=STEPS, noise_multiplier=NOISE,
+        model, Witness(model.parameters(), file, last), data, sample_rate=RATE, steps=STEPS, noise_multiplier=NOISE,
         delta=1e-5, ledger=allowance,
     )  # fmt: skip
     while private.steps_taken < STEPS:
@@ -53,8 +56,8 @@ def train(ledger: Path, witness: Path, ahead: int) -> None:
     os.close(file)
 
 
-def trial(folder: Path, ahead: int, delay: float | None) -> dict[str, Any]:
-    """One run, killed after ``delay`` seconds, or left alone."""
+def trial(folder: Path, ahead: int, delay: float | None = None, last: int | None = None) -> dict[str, Any]:
+    """One run, killed after ``delay`` seconds, or right after release number ``last``, or left alone."""
     ledger, witness = folder / "ledger.jsonl", folder / "witness"
     Ledger.create(ledger, epsilon=None, delta=1e-5)
     witness.touch()
@@ -63,7 +66,7 @@ def trial(folder: Path, ahead: int, delay: float | None) -> dict[str, Any]:
     if child == 0:
         code = 1
         try:
-            train(ledger, witness, ahead)
+            train(ledger, witness, ahead, last)
             code = 0
         finally:
             os._exit(code)
@@ -103,16 +106,20 @@ def _measure(count: int, ahead: int) -> dict[str, Any]:
         warm_up = _place(folder, "warm-up")
         Ledger.create(warm_up / "ledger.jsonl", epsilon=None, delta=1e-5)
         train(warm_up / "ledger.jsonl", warm_up / "witness", ahead)
-        life = max(trial(_place(folder, f"undisturbed {turn}"), ahead, None)["seconds"] for turn in range(3))
-        for number in range(count):
-            trials.append(trial(_place(folder, str(number)), ahead, chance.uniform(0, LATEST * life)))
+        life = min(trial(_place(folder, f"undisturbed {turn}"), ahead)["seconds"] for turn in range(3))
+        while len(trials) < count:
+            if len(trials) % AIMED == 0:
+                when: dict[str, Any] = {"last": chance.randint(1, STEPS)}
+            else:
+                when = {"delay": chance.uniform(0, life)}
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                result = trial(Path(place), ahead, **when)
+            if result["killed"]:  # not too late
+                trials.append(result)
     excess = [each["reserved"] - each["released"] for each in trials]
     return {
-        "trials": count,
-        "killed": sum(each["killed"] for each in trials),
-        "killed between the first release and the last": sum(
-            each["killed"] and 0 < each["released"] < STEPS for each in trials
-        ),
+        "kills": count,
+        "kills between the first release and the last": sum(0 < each["released"] < STEPS for each in trials),
         "covered": sum(each >= 0 for each in excess),
         "largest excess": max(excess),
         "steps ahead": ahead,
@@ -127,9 +134,8 @@ def _place(folder: str, name: str) -> Path:
 
 def tell(figures: dict[str, Any]) -> str:
     return "; ".join(
-        f"reserving {each['steps ahead']} at a time: ledger ≥ releases in {each['covered']} of {each['trials']} "
-        f"({each['killed']} killed, {each['killed between the first release and the last']} of them while stepping), "
+        f"reserving {each['steps ahead']} at a time: ledger ≥ releases in {each['covered']} of {each['kills']} kills "
+        f"({each['kills between the first release and the last']} of them between the first release and the last), "
         f"largest excess {each['largest excess']}"
-        for each in figures.values()
-        if isinstance(each, dict) and "covered" in each
+        for each in (figures[f"ahead {ahead}"] for ahead in AHEAD)
     )

@@ -46,7 +46,8 @@ class Ledger:
         Everything that was reserved counts as spent, committed or not: a kill at any moment may overstate what was
         released, never understate it. The releases admitted at any time, by any number of processes, cost together at
         most the budget. A record that was changed, reordered or taken out of the middle is noticed by anyone; one taken
-        from the end is noticed by whoever has a later `head`, and by everyone with the owner's key.
+        from the end is noticed by whoever has a later `head`, and with the owner's key by everyone, as long as the head
+        file beside the ledger is not put back to an older one too.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"

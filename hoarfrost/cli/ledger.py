@@ -1,11 +1,12 @@
 """`hoarfrost ledger`: a data set's budget, and who spent what of it."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hoarfrost.cli.budget import Accountant, By, Delta, Json
+from hoarfrost.cli.budget import Delta, Json
 
 if TYPE_CHECKING:
     from hoarfrost.budget import Ledger
@@ -21,6 +22,14 @@ Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The own
 Earlier = Annotated[str | None, typer.Option("--head", help="An earlier head: checks that nothing was cut off since.")]
 
 
+class Accountant(StrEnum):
+    """How releases are composed."""
+
+    pld = "pld"
+    rdp = "rdp"
+    filter = "filter"
+
+
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
     """A data set's budget, and who spent what of it."""
@@ -34,7 +43,10 @@ def create(
     delta: Delta,
     epsilon: Annotated[float | None, typer.Option(help="The budget for all that is ever done with the data.")] = None,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Instead of --epsilon: keep the books only.")] = False,
-    accountant: By = Accountant.pld,
+    accountant: Annotated[
+        Accountant,
+        typer.Option(help="pld is nearly exact; filter also holds if what is asked for depends on earlier results."),
+    ] = Accountant.pld,
     key: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The owner's key, made if it does not exist: nobody without it can write."),
@@ -61,7 +73,7 @@ def create(
             key.unlink()  # the key to nothing
         raise
     limit = "no limit" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}"
-    print(f"made {path}: {limit} ({accountant.value} accountant)")
+    print(f"made {path}: {limit} ({ledger.accountant} accountant)")
     if new_key:
         print(f"made {key}: whoever draws on the ledger needs this key, and whoever has it can write to the ledger")
     print(f"head {ledger.head}")

@@ -140,7 +140,7 @@ def save(
         "facts": facts or {},
     }
     try:
-        text = json.dumps(header, allow_nan=False)
+        text = json.dumps(header)  # with Infinity where a scheduler has it
     except (TypeError, ValueError) as error:
         raise InvalidValue(
             f"the state of the optimizer or the scheduler does not fit a checkpoint, which is JSON: {error}"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import hoarfrost
-from hoarfrost.budget import Gaussian, Ledger, epsilon, make_key, read_key
+from hoarfrost.budget import Gaussian, Ledger, epsilon, make_key, privacy_filter, read_key
 from hoarfrost.budget._journal import Journal
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 from hoarfrost.sampling.poisson import Poisson
@@ -591,8 +591,7 @@ def test_a_named_run_goes_on_where_the_ledger_has_it_and_only_as_what_it_was(pat
             private(Watched(lambda index: None), ledger=path, run="mine", **other)
     again = private(Watched(lambda index: None), ledger=path, run="mine")
     assert (len(Ledger(path).entries), again.charged, again.allowance.left) == (1, 1, 3)
-    with pytest.raises(BudgetSpent):
-        train(again)
+    train(again)
     assert reserved(path) == 4
 
 
@@ -607,3 +606,46 @@ def test_empty_batches_are_reserved_like_any_other(path: Path) -> None:
     made = private(Watched(lambda index: None), ledger=path, sample_rate=1e-9, steps=20)
     train(made)
     assert [(e.reserved, e.committed) for e in Ledger(path).entries] == [(20, 20)]
+
+
+def test_a_named_run_that_goes_on_without_a_checkpoint_takes_the_steps_it_has_left(path: Path) -> None:
+    Ledger.create(path, epsilon=None, delta=1e-5, seeded=True)
+
+    def start() -> Any:
+        model = nn.Linear(2, 1)
+        data = TensorDataset(torch.ones(10, 2))
+        return hoarfrost.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), data, sample_rate=1.0, steps=5, noise_multiplier=1.0,
+            delta=1e-5, ledger=path, run="mine", seed=1,
+        )  # fmt: skip
+
+    def take(private: Any, most: int) -> None:
+        while most and private.steps_taken < private.steps:
+            for (x,) in private.loader:
+                private.model(x).mean().backward()
+                private.optimizer.step()
+                most -= 1
+                break
+
+    take(start(), 2)
+    again = start()
+    assert again.steps == 3
+    assert again.optimizer.noise.draws == 2  # a seeded stream does not begin with the same noise again
+    take(again, 10)
+    assert Ledger(path).entries[0].reserved == 5
+
+
+def test_a_filter_is_chosen_for_the_budget_and_kept(path: Path) -> None:
+    ledger = Ledger.create(path, epsilon=3.0, delta=1e-5, accountant="filter")
+    assert ledger.accountant == Ledger(path).accountant == privacy_filter(3.0, 1e-5)
+    step = Gaussian(noise_multiplier=2.0, sample_rate=0.1)
+    left = ledger.steps_left(0.1, 2.0)
+    assert left is not None
+    ledger.admit(replace(step, steps=left))
+    with pytest.raises(BudgetSpent):
+        ledger.admit(step)
+
+
+def test_a_filter_needs_a_budget(path: Path) -> None:
+    with pytest.raises(InvalidValue, match="made for a budget"):
+        Ledger.create(path, epsilon=None, delta=1e-5, accountant="filter")

@@ -14,14 +14,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
+from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.sampling import PoissonLoader
-
-MOST_STEPS = 10**9  # that the accountant was tried with
 
 
 @dataclass
@@ -313,7 +312,7 @@ def _allowance(
     if private.steps is None:
         raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
     ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-    if run is not None and any(entry.run == run for entry in ledger.entries):
+    if run is not None and ledger.find(run) is not None:
         return ledger.resume(run)
     plan = private.loader.poisson.event(private.noise_multiplier, private.steps)
     return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded)

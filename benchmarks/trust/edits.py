@@ -20,7 +20,7 @@ def flip(text: bytes, chance: random.Random) -> bytes:
 
 def delete(text: bytes, chance: random.Random) -> bytes:
     lines = text.splitlines(keepends=True)
-    del lines[chance.randrange(len(lines))]
+    del lines[chance.randrange(len(lines) - 1)]  # not the last: that would be a cut
     return b"".join(lines)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
+from benchmarks.trust import children
 from hoarfrost.budget import Gaussian, Ledger
 
 COUNT = 200
@@ -62,14 +63,7 @@ def trial(folder: Path, ahead: int, delay: float | None = None, last: int | None
     Ledger.create(ledger, epsilon=None, delta=1e-5)
     witness.touch()
     start = time.perf_counter()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            train(ledger, witness, ahead, last)
-            code = 0
-        finally:
-            os._exit(code)
+    child = children.start(lambda: train(ledger, witness, ahead, last))
     if delay is not None:
         time.sleep(max(0.0, start + delay - time.perf_counter()))
         os.kill(child, signal.SIGKILL)

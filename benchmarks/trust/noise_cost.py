@@ -17,16 +17,16 @@ NUMBERS = 10_000_000
 WARM_UPS = 2
 
 
-def measure(count: int = COUNT, numbers: int = NUMBERS) -> dict[str, Any]:
+def measure(count: int = COUNT) -> dict[str, Any]:
     torch.set_num_threads(machine.cores())
     noise = Noise()
     ours, theirs = [], []
     for _ in range(WARM_UPS + count):  # taking turns, so that a busy moment hits both
-        ours.append(_seconds(lambda: noise.standard((numbers,))))
-        theirs.append(_seconds(lambda: torch.randn(numbers)))
+        ours.append(_seconds(lambda: noise.standard((NUMBERS,))))
+        theirs.append(_seconds(lambda: torch.randn(NUMBERS)))
     step, drawing = _in_a_step(count)
     return {
-        "numbers": numbers,
+        "numbers": NUMBERS,
         "hoarfrost milliseconds": 1e3 * min(ours),
         "torch.randn milliseconds": 1e3 * min(theirs),
         "ratio": min(ours) / min(theirs),

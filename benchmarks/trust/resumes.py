@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.trust import children
 from hoarfrost.budget import Ledger, epsilon
 from hoarfrost.train import Recipe, resume, run
 
@@ -28,14 +29,7 @@ RECIPE = {
 
 def in_a_child(work: Callable[[], object], until: Callable[[], bool] | None = None) -> bool:
     """Runs the work in a process of its own, killed as soon as ``until`` says so; whether it came to its end."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
+    child = children.start(work)
     while until is not None and not until():
         time.sleep(0.0005)
         if os.waitpid(child, os.WNOHANG) != (0, 0):

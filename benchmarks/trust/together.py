@@ -3,10 +3,12 @@
 import os
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hoarfrost.budget import Accountant, Gaussian, Ledger
+from benchmarks.trust import children
+from hoarfrost.budget import Gaussian, Ledger
 from hoarfrost.errors import BudgetSpent
 
 COUNT = 8
@@ -33,22 +35,12 @@ def spend(path: Path, seed: int) -> None:
         allowance.close()
 
 
-def measure(count: int = COUNT, accountant: Accountant = "rdp") -> dict[str, Any]:
+def measure(count: int = COUNT) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        Ledger.create(path, epsilon=BUDGET, delta=DELTA, accountant=accountant)
-        children = []
-        for number in range(count):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    spend(path, number)
-                    code = 0
-                finally:
-                    os._exit(code)
-            children.append(child)
-        for child in children:
+        Ledger.create(path, epsilon=BUDGET, delta=DELTA, accountant="rdp")
+        started = [children.start(partial(spend, path, number)) for number in range(count)]
+        for child in started:
             if os.waitpid(child, 0)[1] != 0:
                 raise RuntimeError("a process failed")
         ledger = Ledger(path)

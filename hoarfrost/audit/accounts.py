@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,7 +73,9 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
     )
 
 
-def _disagreements(ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], spent: Gaussian) -> Any:
+def _disagreements(
+    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], spent: Gaussian
+) -> Iterator[str]:
     if stated["ledger_head"] is not None:
         try:
             ledger.check(stated["ledger_head"])

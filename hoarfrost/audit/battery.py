@@ -17,10 +17,7 @@ from hoarfrost.clipping import Clipper, Local
 CLIPPING: dict[str, Clipper] = {
     "local": Local(0.7),  # not 1, or nobody would notice that it is left out somewhere
 }
-FREEZING: dict[str, Freezing] = {
-    "nothing frozen": Freezing(),
-    "one tensor frozen": OneTensor(),
-}
+FREEZING: dict[str, Freezing] = {freeze.name: freeze for freeze in (Freezing(), OneTensor())}
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "SGD": partial(SGD, lr=0.1),
     "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),

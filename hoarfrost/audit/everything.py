@@ -19,6 +19,7 @@ from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import optimizers
+from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.reading import read_recipe
 from hoarfrost.train.recipe import Recipe
@@ -35,11 +36,10 @@ class Subject:
     def find(cls, source: str, root: Path | None = None) -> Subject:
         """A run folder by its path; a recipe by its path or its name."""
         path = Path(source).expanduser()
-        if (path / "recipe.toml").is_file():
-            return cls(read_recipe(path / "recipe.toml", root="/" if root is None else root), path)
-        if path.is_dir():
-            raise InvalidValue(f"{path} is not a run folder: there is no recipe.toml in it")
-        return cls(read_recipe(source, root=root))
+        if not path.is_dir():
+            return cls(read_recipe(source, root=root))
+        folder = RunFolder.existing(path).path
+        return cls(read_recipe(folder / "recipe.toml", root="/" if root is None else root), folder)
 
 
 def everything(

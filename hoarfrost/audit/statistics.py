@@ -46,20 +46,6 @@ def mu_lower(fpr: float, fnr: float) -> float:
     return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
 
 
-def epsilon_lower(fpr: float, fnr: float, delta: float) -> float:
-    """The smallest epsilon with which the rates are possible for *any* (epsilon, delta)-private mechanism.
-
-    (ε, δ) demands FPR + e^ε FNR ≥ 1 − δ, and the same with the two exchanged. It assumes nothing about the mechanism,
-    and so it proves less than μ does of a Gaussian one.
-
-    >>> round(epsilon_lower(fpr=0.1, fnr=0.2, delta=1e-5), 3)
-    2.079
-    """
-    validate.probability(delta=delta)
-    ratios = [(1 - delta - a) / b if b > 0 else math.inf for a, b in ((fpr, fnr), (fnr, fpr)) if 1 - delta - a > 0]
-    return max([0.0, *(math.log(ratio) for ratio in ratios)])
-
-
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """The exact δ at which a μ-GDP mechanism is (epsilon, δ)-private: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
 
@@ -85,14 +71,3 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     # δ(ε) ≤ Φ(μ/2 − ε/μ), so the root lies below the one of that.
     most = mu * (mu / 2 - float(ndtri(delta)))
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, most, xtol=1e-12))
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The μ whose epsilon at ``delta`` is this one; 1/μ is the noise multiplier of such a step.
-
-    >>> round(1 / gaussian_mu(1.0, delta=1e-5), 2), round(1 / gaussian_mu(4.0, delta=1e-5), 2)
-    (3.73, 1.08)
-    """
-    validate.positive(epsilon=epsilon)
-    validate.probability(delta=delta)
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-9, 2 * math.sqrt(2 * epsilon) + 20))

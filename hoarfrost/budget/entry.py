@@ -37,8 +37,9 @@ class Entry:
         """What it may still reserve, and nobody else meanwhile."""
         return replace(self.event, steps=0 if self.closed else self.event.steps - self.reserved)
 
-    def after(self, kind: str, record: Mapping[str, Any]) -> Entry:
+    def after(self, record: Mapping[str, Any]) -> Entry:
         """The entry after one more record about it; one that does not fit is refused."""
+        kind = record["kind"]
         if self.closed and kind != "commit":  # of a step that was under way when somebody closed the run
             raise ValueError(f"run {self.run!r} went on after it was closed")
         match kind:

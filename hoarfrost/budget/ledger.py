@@ -65,7 +65,8 @@ class Ledger:
         self.path = Path(path)
         self._key = key
         self._journal = Journal(self.path, key)
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, Entry] = {}  # by the number of the record that admitted it
+        self._numbers: dict[str, int] = {}  # by the run's name
         self.budget: float | None = None
         self.delta = math.nan
         self.accountant: Accountant = "pld"
@@ -127,6 +128,10 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         """Everything that was admitted, in order."""
         return tuple(self._entries.values())
+
+    def find(self, run: str) -> Entry | None:
+        """What was admitted under that name; None if nothing was."""
+        return self._entries[self._numbers[run]] if run in self._numbers else None
 
     def spent(self) -> tuple[Gaussian, ...]:
         """All that was reserved: what has been released, or may have been."""
@@ -199,7 +204,7 @@ class Ledger:
         validate.whole(steps=event.steps, ahead=ahead)
         with self._writing() as writer:
             run = f"run-{len(self._journal.hashes)}" if run is None else run
-            if any(entry.run == run for entry in self.entries):
+            if self.find(run) is not None:
                 raise InvalidValue(f"the ledger {self.path} has a run named {run!r} already; choose another name")
             self._refuse_seeded(seeded)
             if not new_data:
@@ -217,12 +222,12 @@ class Ledger:
     def resume(self, run: str, *, ahead: int = 1) -> Allowance:
         """The allowance of a run that was admitted before and is not closed: what it reserved stays spent."""
         self.refresh()
-        for entry in self.entries:
-            if entry.run == run:
-                if entry.closed:
-                    raise InvalidValue(f"the run {run!r} is closed in the ledger {self.path}; admit it anew")
-                return Allowance(self, entry.number, ahead)
-        raise InvalidValue(f"the ledger {self.path} knows no run named {run!r}")
+        entry = self.find(run)
+        if entry is None:
+            raise InvalidValue(f"the ledger {self.path} knows no run named {run!r}")
+        if entry.closed:
+            raise InvalidValue(f"the run {run!r} is closed in the ledger {self.path}; admit it anew")
+        return Allowance(self, entry.number, ahead)
 
     def close(self, run: str) -> None:
         """Gives back what the run holds and has not reserved. It can take no further step."""
@@ -280,6 +285,7 @@ class Ledger:
         if record["n"] > 0:
             entry = self._entry_after(record)
             self._entries[entry.number] = entry
+            self._numbers[entry.run] = entry.number
             return
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}, where this version of Hoarfrost reads {FORMAT}")
@@ -298,7 +304,7 @@ class Ledger:
             _check_kinds(record, **kinds)
             if not isinstance(record["data"], str | None):
                 raise ValueError("its data is not what such records hold")
-            if any(entry.run == record["run"] for entry in self.entries):
+            if self.find(record["run"]) is not None:
                 raise ValueError("a second run of the same name")
             event = from_dict(record["event"])
             _check_steps(event.steps)
@@ -307,7 +313,7 @@ class Ledger:
         entry = self._entries[record["for"]]
         if record["kind"] != "close":
             _check_steps(record["steps"])
-        after = entry.after(record["kind"], record)
+        after = entry.after(record)
         _check_steps(after.event.steps)
         return after
 

@@ -31,7 +31,10 @@ def audit(
     """
     from hoarfrost.audit.everything import Subject, everything
     from hoarfrost.budget import Ledger, read_key
+    from hoarfrost.errors import InvalidValue
 
+    if ledger is not None and not one_run:
+        raise InvalidValue("--ledger pays for --one-run: say --one-run, or leave it out")
     secret = None if key is None else read_key(key)
     found = []
     for result in everything(

@@ -124,11 +124,10 @@ def close(
     """Give back what a dead run holds. What it reserved stays spent; if it is alive after all, its next step fails."""
     from hoarfrost.untrusted import line
 
-    ledger = opened(path, key)
-    held = ledger.resume(run).left
-    ledger.close(run)
-    (entry,) = (entry for entry in ledger.entries if entry.run == run)
-    print(f"closed {line(run)}: {held} steps given back, {entry.reserved} stay spent")
+    allowance = opened(path, key).resume(run)
+    allowance.close()
+    entry = allowance.entry
+    print(f"closed {line(run)}: {entry.event.steps - entry.reserved} steps given back, {entry.reserved} stay spent")
 
 
 def opened(path: Path, key: Path | None = None, head: str | None = None) -> "Ledger":

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hoarfrost.cli.ledger import opened
 from hoarfrost.cli.oneline import INTERRUPTED
 
 DEFAULT = "digits"
@@ -54,7 +55,7 @@ def train(
     overrides = list(set_ or ())
     if seed is not None:
         overrides.append(f"privacy.seed={seed}")
-    if key is not None and ledger is None and resume is None:
+    if key is not None and ledger is None:
         raise InvalidValue("--key is the key of a ledger: name the ledger with --ledger PATH")
     if resume is None:
         if accept:
@@ -66,9 +67,8 @@ def train(
         raise InvalidValue("--resume goes on in its own folder with its own recipe: leave out RECIPE and --out")
 
     from hoarfrost import train as training
-    from hoarfrost.budget import Ledger, read_key
 
-    books = None if ledger is None else Ledger(ledger, None if key is None else read_key(key))
+    books = None if ledger is None else opened(ledger, key)
     progress = training.progress_for(quiet)
     if resume is None:
         result = training.run(wanted, out=out, device=device, progress=progress, ledger=books)

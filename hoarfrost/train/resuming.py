@@ -60,7 +60,8 @@ def prepared(
     try:
         before = Recipe.model_validate(saved.facts["recipe"], strict=False)
         noise, rate = float(saved.facts["noise_multiplier"]), float(saved.facts["sample_rate"])
-        old = saved.ledger["run"] if saved.ledger else ""
+        assert saved.ledger is not None  # running has opened it
+        old = saved.ledger["run"]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"the checkpoint {saved.path} was not made by `hoarfrost train`") from error
     changed = _changes(before, recipe)
@@ -73,8 +74,8 @@ def prepared(
     private = run.private
     same_charge = DATA not in changed and (private.noise_multiplier, private.sample_rate) == (noise, rate)
     ahead = recipe.loop.reserve_ahead
-    known = {entry.run: entry for entry in ledger.entries}
-    if old in known and same_charge and not known[old].closed:
+    entry = ledger.find(old)
+    if entry is not None and same_charge and not entry.closed:
         private.draw_on(ledger.resume(old, ahead=ahead))
     else:
         rest = run.steps - saved.steps_taken
@@ -86,7 +87,7 @@ def prepared(
             more = _noise_for_the_rest(recipe, private.sample_rate, rest, saved, ledger)
             run = prepare(recipe, device, noise_multiplier=more, splits=run.splits)
             private = run.private
-        if old in known and not known[old].closed:
+        if entry is not None and not entry.closed:
             ledger.close(old)
         private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed))
     saved.restore(private, run.scheduler)

@@ -1,4 +1,4 @@
-"""run(): a recipe in, a run folder out."""
+"""run(): a recipe in, a run folder out; resume(): on with a run folder that an earlier process left."""
 
 from __future__ import annotations
 

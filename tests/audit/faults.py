@@ -184,7 +184,7 @@ def two_optimizer_steps(patch: Patch) -> None:
     around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
 
 
-SIGMA_OF_EPSILON_4 = 1.08116  # at delta 1e-5
+SIGMA_OF_EPSILON_1, SIGMA_OF_EPSILON_4 = 3.73063, 1.08116  # of one step, at delta 1e-5
 
 FAULTS: dict[str, Fault] = {
     "no noise": Fault(noise_times(0.0), by="step"),

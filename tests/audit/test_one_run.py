@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost import budget, data
 from hoarfrost.audit import one_training as module
-from hoarfrost.audit.one_training import OneRunAudit, default_guesses, lower_bound, make_canaries, one_run
+from hoarfrost.audit.guesses import OneRunAudit, default_guesses, lower_bound
+from hoarfrost.audit.one_training import make_canaries, one_run
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Noise
 from hoarfrost.private import Private

@@ -601,13 +601,6 @@ def test_a_ledger_needs_to_know_how_long_the_run_is(path: Path) -> None:
         private(Watched(lambda index: None), ledger=path, steps=None)
 
 
-def test_empty_batches_are_reserved_like_any_other(path: Path) -> None:
-    new(path, budget=8.0)
-    made = private(Watched(lambda index: None), ledger=path, sample_rate=1e-9, steps=20)
-    train(made)
-    assert [(e.reserved, e.committed) for e in Ledger(path).entries] == [(20, 20)]
-
-
 def test_a_named_run_that_goes_on_without_a_checkpoint_takes_the_steps_it_has_left(path: Path) -> None:
     Ledger.create(path, epsilon=None, delta=1e-5, seeded=True)
 

@@ -10,8 +10,8 @@ from hoarfrost.audit import accounts
 from hoarfrost.budget import Ledger
 from hoarfrost.cli import app
 from hoarfrost.errors import InvalidValue
-from hoarfrost.noise import Noise
 from hoarfrost.train import run
+from tests.audit.faults import noise_times
 from tests.train.recipes import tiny
 
 
@@ -40,8 +40,7 @@ def test_a_recipe_is_audited_without_training_it() -> None:
 
 
 def test_half_the_noise_is_found_with_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Noise.add_
-    monkeypatch.setattr(Noise, "add_", lambda self, tensors, stds: add(self, tensors, [std / 2 for std in stds]))
+    noise_times(0.5)(monkeypatch)
     result = CliRunner().invoke(app, ["audit", str(folder)])
     assert result.exit_code == 1
     assert "ALARM" in result.stdout

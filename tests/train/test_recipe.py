@@ -272,12 +272,6 @@ def test_a_recipe_is_read_without_importing_torch() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_run_is_the_function_even_if_the_module_of_that_name_was_imported_first() -> None:
-    script = "import hoarfrost.train.running; from hoarfrost.train import run; print(type(run).__name__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "function\n"
-
-
 RECIPES = {
     "tiny": tiny(),
     "odd path": tiny(data={"path": '/tmp/a "quoted"\\ näme\n.npz'}),

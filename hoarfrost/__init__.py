@@ -7,13 +7,14 @@ if TYPE_CHECKING:
     from hoarfrost import audit as audit
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
+    from hoarfrost import freezing as freeze
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
     from hoarfrost.gradients.independence import check_independence as check_independence
     from hoarfrost.private import Private as Private
     from hoarfrost.private import make_private as make_private
 
 __version__ = "0.1.0"
-__all__ = ["Private", "audit", "budget", "check_independence", "clip", "make_compatible", "make_private"]
+__all__ = ["Private", "audit", "budget", "check_independence", "clip", "freeze", "make_compatible", "make_private"]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
 _WHERE = {
@@ -22,6 +23,7 @@ _WHERE = {
     "budget": "hoarfrost.budget",
     "check_independence": "hoarfrost.gradients.independence",
     "clip": "hoarfrost.clipping",
+    "freeze": "hoarfrost.freezing",
     "make_compatible": "hoarfrost.gradients.compatible",
     "make_private": "hoarfrost.private",
 }
@@ -31,7 +33,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    value = globals()[name] = module if name in ("audit", "budget", "clip") else getattr(module, name)
+    value = globals()[name] = module if name in ("audit", "budget", "clip", "freeze") else getattr(module, name)
     return value
 
 

@@ -17,6 +17,8 @@ from hoarfrost import budget, validate
 from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
+from hoarfrost.freezing import Facts, Freezer
+from hoarfrost.freezing.switch import Switch
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
@@ -207,6 +209,7 @@ def make_private(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
+    freeze: Freezer | None = None,
     loss_reduction: Reduction = "mean",
     max_physical_batch: int | None = None,
     views: int = 1,
@@ -226,6 +229,7 @@ def make_private(
         epochs, steps: how long to train; needed to calibrate for ``epsilon``. A pass over the loader is an epoch.
         epsilon, noise_multiplier: one of them. Noise of 0 is allowed, and then epsilon is infinite.
         clip: the clipping style.
+        freeze: which coordinates are live in which step (`hoarfrost.freeze`); by default all of them in all of them.
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one.
@@ -300,7 +304,32 @@ def make_private(
     if ledger is not None:
         private.draw_on(_allowance(private, ledger, run))
     loader.on_batch = private._begin
+    if freeze is not None:
+        private_optimizer.switch = Switch(
+            freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
+        )
     return private
+
+
+def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
+    """What a freezer may know of this run."""
+    names = {p: name for name, p in parameters.items()}
+    layers: list[tuple[str, ...]] = []
+    placed: set[str] = set()
+    # What was not seen to be used comes last, in the model's own order.
+    for module in (*private.optimizer.engine.order, *private.model.modules()):
+        layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
+        placed.update(layer)
+        layers += [layer] if layer else []
+    return Facts(
+        shapes={name: p.shape for name, p in parameters.items()},
+        layers=tuple(layers),
+        steps=private._planned,
+        sample_rate=private.sample_rate,
+        steps_within=lambda epsilon: budget.steps(
+            epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant
+        ),
+    )
 
 
 def _allowance(

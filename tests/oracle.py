@@ -50,6 +50,11 @@ def clipped_sum(per_example: list[dict[str, Tensor]], clip_norm: float) -> dict[
     return total
 
 
+def masked(per_example: list[dict[str, Tensor]], masks: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Frozen coordinates have no gradient, before anything else is done with it."""
+    return [{name: torch.where(masks[name], g, 0.0) for name, g in gradient.items()} for gradient in per_example]
+
+
 def halving_norm(per_example: list[dict[str, Tensor]]) -> float:
     """A clipping norm that truly clips: half of the examples are longer."""
     lengths = sorted(norm(g) for g in per_example)

@@ -6,6 +6,7 @@ import typer
 
 from hoarfrost.cli.audit import audit
 from hoarfrost.cli.budget import app as budget
+from hoarfrost.cli.data import app as data
 from hoarfrost.cli.ledger import app as ledger
 from hoarfrost.cli.oneline import OneLine
 from hoarfrost.cli.train import train
@@ -23,6 +24,7 @@ app.command()(train)
 app.command()(audit)
 app.add_typer(budget, name="budget")
 app.add_typer(ledger, name="ledger")
+app.add_typer(data, name="data")
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,8 @@
 
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -50,19 +52,26 @@ def from_file(path: str | Path, classes: int | None = None) -> Splits:
     5
     """
     path = Path(path)
-    readers = {".safetensors": _read_safetensors, ".npz": read_npz}
+    readers = {".safetensors": read_safetensors, ".npz": read_npz}
     if path.suffix not in readers:
         raise InvalidValue(f"{shown_path(path)} is neither a .safetensors nor a .npz file")
     size_of(path, "data file")
-    try:
+    with in_a_line(path, f"a {path.suffix[1:]} file"):
         tensors = readers[path.suffix](path)
         x_train, y_train, x_test, y_test = (tensors[part] for part in PARTS)
         return Splits.of(x_train, y_train, x_test, y_test, classes)
+
+
+@contextmanager
+def in_a_line(path: Path, kind: str) -> Iterator[None]:
+    """Whatever is wrong with a file, by one line that names it."""
+    try:
+        yield
     except InvalidValue as error:
         raise InvalidValue(line(f"{shown_path(path)}: {error}")) from error
     except _UNREADABLE as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidValue(line(f"cannot read {shown_path(path)} as a {path.suffix[1:]} file: {reason}")) from error
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise InvalidValue(line(f"cannot read {shown_path(path)} as {kind}: {reason}")) from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):  # as torch says it
             raise
@@ -70,7 +79,8 @@ def from_file(path: str | Path, classes: int | None = None) -> Splits:
         raise InvalidValue(f"{shown_path(path)}: its arrays take more memory than is free") from None
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The four parts. What the header declares is checked before a number is read."""
     with open(path, "rb") as file:
         if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
             raise InvalidValue("it begins with a header that is far too long, or is not a safetensors file at all")

@@ -76,7 +76,7 @@ def _examples(name: str, x: Tensor) -> Tensor:
     if x.dim() == 0 or x.numel() == 0:
         raise InvalidValue(f"{name} is empty: there is no number in it")
     if x.dtype == torch.uint8:
-        return x.to(torch.float32) / 255
+        return x.to(torch.float32).div_(255)  # in place: a second copy would be the larger part of the memory
     if x.is_floating_point():
         return x.to(torch.float32)
     if x.is_complex():

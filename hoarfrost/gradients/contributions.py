@@ -7,7 +7,7 @@ and d outputs of a position. A contribution stands for a tensor ``[B, *parameter
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
@@ -48,6 +48,16 @@ class Contribution(ABC):
         """⟨gradient, other's gradient⟩ of each example and its rounding scale, or None where no short way is known."""
         return None
 
+    def elements(self, mask: Tensor) -> Contribution:
+        """The same with zeros wherever ``mask`` (boolean, in the parameter's shape) is False."""
+        return Masked(self, mask)
+
+    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
+        """The same with zeros in every row of the parameter (of that shape) but those of ``index``."""
+        mask = torch.zeros(shape, dtype=torch.bool, device=index.device)
+        mask[index] = True
+        return self.elements(mask)
+
 
 def working(t: Tensor) -> Tensor:
     """Half-precision numbers become float32: a sum of squares in float16 overflows at 65504."""
@@ -55,24 +65,30 @@ def working(t: Tensor) -> Tensor:
 
 
 class Dense(Contribution):
-    """Gradients that are simply there: biases, scales, and whatever a fallback wrote out. ``rows`` is [B, *shape]."""
+    """Gradients [B, *shape] that are simply there: biases, scales, and whatever a fallback wrote out."""
 
-    def __init__(self, rows: Tensor):
-        self.rows = working(rows)
-        self.examples = rows.shape[0]
+    def __init__(self, gradients: Tensor):
+        self.gradients = working(gradients)
+        self.examples = gradients.shape[0]
 
     def squared_norms(self) -> Tensor:
-        return _squares(self.rows)
+        return squares(self.gradients)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.rows.flatten(1) if self.rows.dim() > 1 else self.rows[:, None]
-        return (weights.to(flat.dtype) @ flat).view(self.rows.shape[1:])
+        flat = self.gradients.flatten(1) if self.gradients.dim() > 1 else self.gradients[:, None]
+        return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
 
     def instantiate(self) -> Tensor:
-        return self.rows
+        return self.gradients
 
     def take(self, index: Tensor) -> Contribution:
-        return Dense(self.rows[index])
+        return Dense(self.gradients[index])
+
+    def elements(self, mask: Tensor) -> Contribution:
+        return Dense(self.gradients * mask)
+
+    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
+        return Chosen(Dense(self.gradients[:, index]), index, shape)
 
 
 class Outer(Contribution):
@@ -88,12 +104,12 @@ class Outer(Contribution):
         method = costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type))
         if method == "product":
             tiny = torch.finfo(self.a.dtype).tiny
-            return (_squares(self.a).double() + p * tiny) * (_squares(self.g).double() + d * tiny)
+            return (squares(self.a).double() + p * tiny) * (squares(self.g).double() + d * tiny)
         if method == "gram":
             return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
         written = buffers.lend(self, (self.examples, d, p), self.a)
         self._written = torch.bmm(self.g.mT, self.a, out=written)
-        return _squares(self._written)
+        return squares(self._written)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
@@ -107,6 +123,86 @@ class Outer(Contribution):
 
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])
+
+    def elements(self, mask: Tensor) -> Contribution:
+        return MaskedOuter(self, mask)
+
+    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
+        return Chosen(Outer(self.a, self.g.index_select(2, index)), index, shape)
+
+
+class MaskedOuter(Contribution):
+    """Some elements of an `Outer`'s matrix. Without a sequence its norm needs no gradient to be written out either."""
+
+    def __init__(self, outer: Outer, mask: Tensor):
+        self.outer, self.mask = outer, mask
+        self.examples = outer.examples
+
+    def squared_norms(self) -> Tensor:
+        a, g = self.outer.a, self.outer.g
+        if a.shape[1] > 1:
+            return Masked(self.outer, self.mask).squared_norms()
+        # Σ_{i,j} M_ij g_i² a_j²; squares that vanish are rounded up, as without a mask.
+        tiny, p, d = torch.finfo(a.dtype).tiny, a.shape[2], g.shape[2]
+        inputs = a[:, 0].square() @ self.mask.to(a.dtype).T
+        outputs = g[:, 0].square()
+        lost = tiny * (p * outputs.sum(1).double() + inputs.sum(1).double() + p * d * tiny + d)
+        return (inputs * outputs).sum(1).double() * (1 + ROUNDING) + lost
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.outer.weighted_sum(weights).mul_(self.mask)
+
+    def instantiate(self) -> Tensor:
+        return self.outer.instantiate().mul_(self.mask)
+
+    def take(self, index: Tensor) -> Contribution:
+        return MaskedOuter(Outer(self.outer.a[index], self.outer.g[index]), self.mask)
+
+
+class Masked(Contribution):
+    """Some elements of any contribution: written out for a few examples at a time, and forgotten again."""
+
+    def __init__(self, whole: Contribution, mask: Tensor):
+        self.whole, self.mask = whole, mask
+        self.examples = whole.examples
+
+    def squared_norms(self) -> Tensor:
+        everyone = torch.arange(self.examples, device=self.mask.device)
+        return in_pieces(everyone, self.mask.numel(), lambda some: squares(self.take(some).instantiate()))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.whole.weighted_sum(weights).mul_(self.mask)
+
+    def instantiate(self) -> Tensor:
+        return self.whole.instantiate() * self.mask
+
+    def take(self, index: Tensor) -> Contribution:
+        return Masked(self.whole.take(index), self.mask)
+
+
+class Chosen(Contribution):
+    """Some rows of a parameter: only they are computed."""
+
+    def __init__(self, part: Contribution, index: Tensor, shape: torch.Size):
+        self.part, self.index, self.shape = part, index, shape
+        self.examples = part.examples
+
+    def squared_norms(self) -> Tensor:
+        return self.part.squared_norms()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        live = self.part.weighted_sum(weights)
+        return live.new_zeros(self.shape).index_copy_(0, self.index, live)
+
+    def instantiate(self) -> Tensor:
+        live = self.part.instantiate()
+        return live.new_zeros(self.examples, *self.shape).index_copy_(1, self.index, live)
+
+    def take(self, index: Tensor) -> Contribution:
+        return Chosen(self.part.take(index), self.index, self.shape)
+
+    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
+        return self  # a rule has chosen them already
 
 
 class Block(Contribution):
@@ -145,8 +241,13 @@ class Rows(Contribution):
     ``owner`` is sorted; ``even`` says that every example owns equally many entries.
     """
 
-    def __init__(self, owner: Tensor, index: Tensor, values: Tensor, examples: int, height: int, even: bool = False):
-        self.owner, self.index, self.values = owner, index, working(values)
+    def __init__(
+        self, owner: Tensor, index: Tensor, values: Tensor, examples: int, height: int, even: bool = False,
+        mask: Tensor | None = None,
+    ):  # fmt: skip
+        self.owner, self.index = owner, index
+        # A mask is the same for every entry of a row, so that it can be applied before entries are added up.
+        self.values = working(values) if mask is None else working(values) * mask[index]
         self.examples, self.height, self.even = examples, height, even
 
     def squared_norms(self) -> Tensor:
@@ -175,6 +276,9 @@ class Rows(Contribution):
         kept = place[self.owner] >= 0
         return Rows(place[self.owner[kept]], self.index[kept], self.values[kept], len(index), self.height, self.even)
 
+    def elements(self, mask: Tensor) -> Contribution:
+        return Rows(self.owner, self.index, self.values, self.examples, self.height, self.even, mask)
+
     def inner_products(self, other: Contribution) -> tuple[Tensor, Tensor] | None:
         if not (isinstance(other, Outer) and self.even):
             return None
@@ -193,15 +297,14 @@ class Together(Contribution):
         self.examples = parts[0].examples
 
     def squared_norms(self) -> Tensor:
-        squares = torch.stack([part.squared_norms() for part in self.parts])
+        parts = torch.stack([part.squared_norms() for part in self.parts])
         products = self._inner_products()
         if products is not None:
             # ‖Σ u‖² = Σ ‖u‖² + 2 Σ_{i<j} ⟨u_i, u_j⟩
-            return rounded_up(squares.sum(0) + 2 * products[0], squares.sqrt().sum(0) + (2 * products[1]).sqrt())
-        everyone = torch.arange(self.examples, device=squares.device)
+            return rounded_up(parts.sum(0) + 2 * products[0], parts.sqrt().sum(0) + (2 * products[1]).sqrt())
+        everyone = torch.arange(self.examples, device=parts.device)
         one = self.take(everyone[:1]).instantiate().numel()
-        pieces = everyone.split(max(1, WRITTEN_AT_ONCE // max(1, one)))
-        return torch.cat([_squares(self.take(piece).instantiate()) for piece in pieces])
+        return in_pieces(everyone, one, lambda some: squares(self.take(some).instantiate()))
 
     def _inner_products(self) -> tuple[Tensor, Tensor] | None:
         """Summed over all pairs of parts, if each pair knows a short way."""
@@ -224,6 +327,12 @@ class Together(Contribution):
 
     def take(self, index: Tensor) -> Contribution:
         return Together([part.take(index) for part in self.parts])
+
+    def elements(self, mask: Tensor) -> Contribution:
+        return Together([part.elements(mask) for part in self.parts])
+
+    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
+        return Together([part.rows(index, shape) for part in self.parts])
 
 
 def combine(parts: Sequence[Contribution]) -> Contribution:
@@ -253,11 +362,17 @@ def gram_norms(inputs: Tensor, outputs: Tensor, p: int, d: int) -> Tensor:
     return rounded_up(inputs.mul_(outputs).sum((1, 2)).double(), scale) + lost
 
 
+def in_pieces(examples: Tensor, numbers: int, squared: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``squared`` says of a few examples at a time, each of which takes so many ``numbers`` written out."""
+    pieces = examples.split(max(1, WRITTEN_AT_ONCE // max(1, numbers)))
+    return torch.cat([squared(piece) for piece in pieces])
+
+
 def rounded_up(squares: Tensor, scale: Tensor) -> Tensor:
     """Squared norms that were summed from signed products of total size ``scale``², rounded up by what may be lost."""
     return squares.clamp(min=0) + ROUNDING * scale.square()
 
 
-def _squares(t: Tensor) -> Tensor:
+def squares(t: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1)
     return norms.square()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.errors import NotPrivate
+from hoarfrost.freezing.live import Channels, Mask
 from hoarfrost.gradients.batch import Batch, ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
@@ -59,6 +60,9 @@ class Engine:
     ):
         self.model, self.clipper, self.batch = model, clipper, Batch()
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
+        self.masks: dict[nn.Parameter, Mask] = {}  # of parameters of which only some coordinates are live
+        self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
+        self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
@@ -102,7 +106,11 @@ class Engine:
 
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
-        return parameter.requires_grad and parameter in self._group
+        return parameter.requires_grad and parameter in self._group and self.mask_of(parameter) is not False
+
+    def mask_of(self, parameter: nn.Parameter) -> Mask:
+        """Which of its coordinates are live."""
+        return self.masks.get(parameter, True)
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
@@ -213,7 +221,7 @@ class Engine:
         examples = counts.pop()
         if self.batch.cover(examples, this_pass.chunk).examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        uses = {p: combine(parts) for p, parts in captured.items()}
+        uses = {p: self._live_part(p, combine(parts)) for p, parts in captured.items()}
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
         with torch.autocast(next(iter(uses)).device.type, enabled=False):
@@ -231,6 +239,12 @@ class Engine:
                 clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
                 sums = self.batch.sums
                 sums[p] = sums[p].add_(clipped) if p in sums else clipped
+
+    def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:
+        mask = self.mask_of(p)
+        if isinstance(mask, Channels):
+            return use.rows(mask.index, p.shape)
+        return use.elements(mask) if isinstance(mask, Tensor) else use
 
     def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
         """[examples, groups], float32, over live parameters."""

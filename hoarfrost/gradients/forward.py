@@ -69,6 +69,8 @@ class Root(Wrapped):
             # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
             # nothing is kept.
             args, kwargs = where.stand_in((args, kwargs), engine.views)
+            if engine.order:
+                engine.before_run()
             with engine.running(engine.views):
                 output = self.original(*args, **kwargs)
             return map_tensors(lambda t: t[:0] if t.dim() else t, output)
@@ -78,6 +80,7 @@ class Root(Wrapped):
             engine.dims = (engine.dims or {}) | probe.example_dims(engine, self.original, where, (args, kwargs))
             enough = where.rows >= 3 * engine.views
             engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
+        engine.before_run()
         with engine.running(where.rows):
             return self.original(*args, **kwargs)
 

@@ -143,6 +143,7 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
         try:
             with _unchanged_buffers(model):
                 two, three = run([0] * 2 * views), run([0] * 3 * views)
+            engine.order = engine.order or list(dict.fromkeys(module for module, kind in two.calls if kind == "input"))
             dims = {place: _moving(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()}
             for (module, kind), found in dims.items():
                 expected = 0 if getattr(module, "batch_first", True) else 1

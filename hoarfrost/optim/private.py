@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.freezing.live import Mask, as_tensor
+from hoarfrost.freezing.switch import Held, Switch, live_elements
 from hoarfrost.gradients import Engine
 from hoarfrost.noise import Noise
 
@@ -23,10 +26,10 @@ class PrivateOptimizer(Optimizer):
     that ``inner`` then uses. While chunks of a logical batch are still to come it does nothing.
 
     Guarantees:
-        Every live parameter gets noise of standard deviation noise_multiplier × sensitivity on every coordinate, once a
-        step, whether or not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is
-        called before the noisy gradient exists, and may refuse; ``settle`` when the step is done. A parameter that is
-        not live has no gradient and does not move.
+        Every live coordinate gets noise of standard deviation noise_multiplier × sensitivity, once a step, whether or
+        not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is called before the
+        noisy gradient exists, and may refuse; ``settle`` when the step is done. What is not live has no gradient and
+        does not move by one bit, and its optimizer state stands still, unless the freezer lets its velocity flow.
     """
 
     def __init__(
@@ -40,12 +43,15 @@ class PrivateOptimizer(Optimizer):
         expected_batch: float,
         charge: Callable[[], None],
         settle: Callable[[], None] = lambda: None,
+        switch: Switch | None = None,
     ):
         # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
         self.inner, self.engine, self.noise = inner, engine, noise
         self.parameters = list(parameters.values())
         self._noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
         self._charge, self._settle = charge, settle
+        self.names = {p: name for name, p in parameters.items()}
+        self.switch = switch
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
@@ -96,9 +102,12 @@ class PrivateOptimizer(Optimizer):
             self._refuse_strangers()
             released = self.engine.release()
             if released is not None:
+                if self.switch is not None and self.engine.order:
+                    self.switch.apply()  # a batch that never met the model is a step, too
                 self._charge()
                 self._set_gradients(released.sums, math.hypot(*released.sensitivity))
-                self.inner.step()
+                with self._frozen_stand_still():
+                    self.inner.step()
                 self._settle()
         return loss
 
@@ -110,15 +119,58 @@ class PrivateOptimizer(Optimizer):
                 "not at all. Build the optimizer with all parameters before make_private."
             )
 
+    def _frozen_stand_still(self) -> AbstractContextManager[None]:
+        if self.switch is None or self.switch.freezer.velocity_flows:
+            return nullcontext()
+        return Held(self.inner, {p: mask for p, mask in self.switch.masks.items() if p.grad is not None})
+
     def _set_gradients(self, sums: dict[nn.Parameter, Tensor], sensitivity: float) -> None:
         for p in self.parameters:
             p.grad = None
-        live = [p for p in self.parameters if p.requires_grad]
-        gradients = [sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in live]
-        self.noise.add_(gradients, [self.noise_multiplier * sensitivity] * len(live))
-        torch._foreach_div_(gradients, self.expected_batch)
-        for p, gradient in zip(live, gradients, strict=True):
-            p.grad = gradient.to(p.dtype)
+        masks = {} if self.switch is None else self.switch.masks
+        everywhere = self.switch is not None and self.switch.freezer.observes
+        flows = self.switch is not None and self.switch.freezer.velocity_flows
+        # What somebody else took out of autograd is left alone; what the freezer did may be wanted all the same.
+        wanted = [p for p in self.parameters if p.requires_grad or (p in masks and (everywhere or flows))]
+        live = [p for p in wanted if masks.get(p) is not False]
+        gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
+        for p in wanted:
+            if p in masks:
+                gradients[p].mul_(as_tensor(masks[p], p.shape).to(p.device))
+        std = self.noise_multiplier * sensitivity
+        if everywhere:
+            self._observe(gradients, std, masks)
+        else:
+            self._add_noise({p: gradients[p] for p in live}, std, masks)
+        torch._foreach_div_(list(gradients.values()), self.expected_batch)
+        for p in wanted if flows else live:
+            p.grad = gradients[p].to(p.dtype)
+
+    def _add_noise(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Mapping[nn.Parameter, Mask]) -> None:
+        """Noise on live coordinates, and numbers drawn for no others."""
+        drawn: list[Tensor] = []
+        places: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        for p, gradient in gradients.items():
+            mask = masks.get(p, True)
+            if isinstance(mask, bool):
+                drawn.append(gradient)
+            else:
+                where = live_elements(mask, p.shape)
+                places[p] = where, gradient.new_zeros(len(where))
+                drawn.append(places[p][1])
+        self.noise.add_(drawn, [std] * len(drawn))
+        for p, (where, noise) in places.items():
+            gradients[p].view(-1).index_add_(0, where, noise)
+
+    def _observe(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Mapping[nn.Parameter, Mask]) -> None:
+        """One noise for all coordinates: the freezer sees it all, and live ones move by it."""
+        assert self.switch is not None
+        noisy = list(gradients.values())
+        self.noise.add_(noisy, [std] * len(noisy))
+        self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in gradients.items()})
+        for p in gradients:
+            if p in masks:
+                gradients[p].mul_(as_tensor(masks[p], p.shape).to(p.device))
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"

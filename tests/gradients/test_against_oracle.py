@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hoarfrost.clipping import Local
+from hoarfrost.freezing.live import Channels, Mask, as_tensor
 from hoarfrost.gradients import Engine
 from hoarfrost.sampling import Chunk
 from tests import oracle
@@ -18,13 +19,19 @@ def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
 
 
 def fast(
-    model: nn.Module, batch: object, clip_norm: float, setting: Setting, reduction: str = "sum"
+    model: nn.Module,
+    batch: object,
+    clip_norm: float,
+    setting: Setting,
+    reduction: str = "sum",
+    masks: dict[str, Mask] | None = None,
 ) -> dict[str, torch.Tensor]:
     names = {p: name for name, p in model.named_parameters()}
     live = {name: p for p, name in names.items() if p.requires_grad}
     engine = Engine(
         model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0
     )
+    engine.masks = {p: masks[name] for p, name in names.items() if masks and name in masks}
     losses = projected(model_output(engine, model, batch, setting))
     (losses.sum() if reduction == "sum" else losses.mean()).backward()
     assert all(p.grad is None for p in names)
@@ -53,6 +60,31 @@ def test_clipped_sums_equal_the_oracle(setting: Setting, dtype: torch.dtype) -> 
             torch.testing.assert_close(
                 got, want.to(got.dtype), rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+@pytest.mark.parametrize("kind", ["elements", "channels"])
+@pytest.mark.parametrize("setting", TABLE, ids=lambda s: s.name)
+def test_with_some_coordinates_frozen_clipped_sums_equal_the_oracle(setting: Setting, kind: str) -> None:
+    torch.manual_seed(2)
+    plain = setting.model()
+    batch = setting.inputs()
+    masks: dict[str, Mask] = {}
+    for name, p in plain.named_parameters():
+        if kind == "elements" or p.dim() == 0:
+            masks[name] = torch.rand(p.shape) < 0.5
+            masks[name].view(-1)[:2] = True  # of a tensor of five elements, chance may leave none
+        else:
+            masks[name] = Channels(torch.randperm(len(p))[: (len(p) + 1) // 2].sort().values)
+    written = {name: as_tensor(mask, plain.get_parameter(name).shape) for name, mask in masks.items()}
+    per_example = oracle.gradients(plain, batch, total_loss, views=setting.views, dim=setting.dim)
+    per_example = oracle.masked(per_example, written)
+    clip_norm = oracle.halving_norm(per_example)
+    expected = oracle.clipped_sum(per_example, clip_norm)
+    found = fast(copy.deepcopy(plain), batch, clip_norm, setting, masks=masks)
+    for name, want in expected.items():
+        got = found.get(name, torch.zeros_like(want))
+        assert (got[~written[name]] == 0).all(), name
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def cast(batch: object, dtype: torch.dtype) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile import archives, checkpoints, ledgers, recipes, tensors
+from tests.hostile import archives, checkpoints, downloads, ledgers, recipes, tensors
 
 Write = Callable[[Path], None]
 Command = Callable[[Path, Path], list[str]]
@@ -59,6 +59,18 @@ def as_ledger_used(file: Path, out: Path) -> list[str]:
     return ["train", "digits", "--out", str(out), "--ledger", str(file)]
 
 
+def as_idx(file: Path, out: Path) -> list[str]:
+    """The file holds MNIST's images."""
+    file.with_name("raw").mkdir()
+    file.rename(file.with_name("raw") / "train-images-idx3-ubyte")
+    return ["data", "get", "mnist", "--from", str(file.with_name("raw"))]
+
+
+def as_cifar(file: Path, out: Path) -> list[str]:
+    """The file is the archive with CIFAR-10."""
+    return ["data", "get", "cifar10", "--from", str(file)]
+
+
 CORPUS: dict[str, Hostile] = {
     **{name: Hostile(write, as_recipe) for name, write in recipes.FILES.items()},
     **{name: Hostile(write, as_data) for name, write in {**archives.FILES, **tensors.FILES}.items()},
@@ -66,6 +78,8 @@ CORPUS: dict[str, Hostile] = {
     **{name: Hostile(write, as_checkpoint) for name, write in checkpoints.FILES.items()},
     **{name: Hostile(write, as_ledger_shown) for name, write in ledgers.FILES.items()},
     **{f"used-{name}": Hostile(write, as_ledger_used) for name, write in ledgers.FILES.items()},
+    **{name: Hostile(write, as_idx) for name, write in downloads.IDX.items()},
+    **{name: Hostile(write, as_cifar) for name, write in downloads.CIFAR.items()},
 }
 
 

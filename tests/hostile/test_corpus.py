@@ -71,6 +71,8 @@ def test_it_runs_nothing_writes_nothing_and_ends_in_a_line_within_a_second(
     arguments = CORPUS[name].command(file, out)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for elsewhere in ("HOARFROST_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(elsewhere, raising=False)
     save_npz(tmp_path / "home" / "secret.npz")
     before = listing(tmp_path)
 

@@ -248,7 +248,7 @@ REFUSED = {
     "batch": (lambda: tiny(privacy__batch_size=2000), "more than the 1500 records"),
     "data": (lambda: tiny(data={"path": "/nowhere/x.npz"}), "no data file at"),
     "model": (lambda: tiny(model={"name": "tanh_cnn"}), "takes examples of shape"),
-    "name": (lambda: tiny(data={"name": "mnist"}), "no data set named 'mnist'"),
+    "name": (lambda: tiny(data={"name": "imagenet"}), "no data set named 'imagenet'"),
     "views": (lambda: tiny(augment__shift=1, loop__views=3, loop__max_physical_batch=2), "cannot hold the 3 views"),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.freezing.live import Live, Mask
 from hoarfrost.gradients.contributions import Contribution, working
 from hoarfrost.gradients.tap import Sink
 
@@ -29,6 +30,9 @@ class Recorder(Protocol):
 
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
+
+    def mask_of(self, parameter: nn.Parameter) -> Mask:
+        """Which of its coordinates are live."""
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
@@ -84,7 +88,8 @@ class LayerRule(Rule):
         views = recorder.views
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-            live = {name for name, p in module.named_parameters(recurse=False) if recorder.trains(p)}
+            own = module.named_parameters(recurse=False)
+            live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
             g, x, *kept = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
             for name, contribution in self.contributions(module, x, g, live, *kept):
                 recorder.add(module.get_parameter(name), contribution)
@@ -103,8 +108,11 @@ class LayerRule(Rule):
         return x, dim
 
     @abstractmethod
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
-        """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...]."""
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+        """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...].
+
+        What is frozen of them is left out afterwards; a rule that can save work by knowing looks at ``live`` itself.
+        """
 
 
 def split_views(t: Tensor, views: int) -> Tensor:

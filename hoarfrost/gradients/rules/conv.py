@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hoarfrost.freezing.live import Channels, Live, as_tensor
 from hoarfrost.gradients import buffers, costs
-from hoarfrost.gradients.contributions import Contribution, Dense, gram_norms, working
+from hoarfrost.gradients.contributions import Chosen, Contribution, Dense, Masked, gram_norms, squares, working
 from hoarfrost.gradients.rules.base import LayerRule, Parts
 
 # Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
@@ -26,28 +27,40 @@ CACHED_ELSEWHERE = 1 << 26
 class ConvRule(LayerRule):
     """Conv1d, Conv2d and Conv3d, and their transposes."""
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
         if "bias" in live:
             yield "bias", Dense(working(g).sum((1, *range(3, g.dim()))))
         if "weight" in live:
-            yield "weight", Window(x, g, module)
+            mask, shape = live["weight"], module.weight.shape
+            if isinstance(mask, Channels) and module.groups == 1 and not module.transposed:
+                some = Window(x, g.index_select(2, mask.index), module, rows=len(mask.index))
+                yield "weight", Chosen(some, mask.index, shape)
+            else:
+                yield "weight", Window(x, g, module, mask=None if mask is True else as_tensor(mask, shape))
 
 
 class Window(Contribution):
-    """The weight of a convolution, from its input ``x`` and output gradient ``g``, both [B, K, channels, *space]."""
+    """The weight of a convolution, from its input ``x`` and output gradient ``g``, both [B, K, channels, *space].
 
-    def __init__(self, x: Tensor, g: Tensor, module: Any):
+    ``g`` may be about the first so many ``rows`` of the weight only; ``mask`` says which elements count.
+    """
+
+    def __init__(self, x: Tensor, g: Tensor, module: Any, *, rows: int | None = None, mask: Tensor | None = None):
         self.x, self.g, self.module = working(x), working(g), module
-        self.examples = x.shape[0]
+        self.examples, self.mask = x.shape[0], mask
+        self.shape = module.weight.shape if rows is None else torch.Size([rows, *module.weight.shape[1:]])
         self._written: Tensor | None = None
         # The views of an example meet in its norm, which the pixel products of one view do not see.
         if x.shape[1] > 1 or not self.examples or costs.cheapest(self._costs()) == "written":
-            self._written = self._write(buffers.lend(self, (self.examples, *module.weight.shape), self.g))
+            self._written = buffers.lend(self, (self.examples, *self.shape), self.g)
+            self._squares = self._write(self._written)
             del self.x, self.g
 
     def squared_norms(self) -> Tensor:
         if self._written is not None:
-            return Dense(self._written).squared_norms()
+            return self._squares
+        if self.mask is not None:
+            return self._write(None)
         z, _ = self._roles(slice(0, 1))
         size = self._at_once(prod(z.shape[2:]) ** 2 * self.module.groups)
         return torch.cat([self._pixel_norms(slice(at, at + size)) for at in range(0, self.examples, size)])
@@ -55,11 +68,16 @@ class Window(Contribution):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
+        if self.mask is not None:
+            return self._unmasked_sum(weights).mul_(self.mask)
+        return self._unmasked_sum(weights)
+
+    def _unmasked_sum(self, weights: Tensor) -> Tensor:
         m, x, g = self.module, self.x.flatten(0, 1), self.g.flatten(0, 1)
         padding = m.padding
         if m.padding_mode != "zeros" or isinstance(padding, str):
             x, padding = self._padded(x), [0] * len(m.kernel_size)
-        weight = m.weight.detach().to(g.dtype)
+        weight = m.weight.detach()[: self.shape[0]].to(g.dtype)
         settings = (m.stride, padding, m.dilation, m.transposed, m.output_padding, m.groups)
         g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
         result: Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, [False, True, False])[1]
@@ -68,26 +86,40 @@ class Window(Contribution):
     def instantiate(self) -> Tensor:
         if self._written is not None:
             return self._written
-        return self._write(self.g.new_empty(self.examples, *self.module.weight.shape))
+        written = self.g.new_empty(self.examples, *self.shape)
+        self._write(written)
+        return written
 
-    def _write(self, written: Tensor) -> Tensor:
-        shape, groups, views = self.module.weight.shape, self.module.groups, self.x.shape[1]
+    def elements(self, mask: Tensor) -> Contribution:
+        return self if self.mask is not None else Masked(self, mask)
+
+    def _write(self, written: Tensor | None) -> Tensor:
+        """Writes gradients out, or just a few at a time; returns their squared norms, taken while they are at hand."""
+        shape, groups, views = self.shape, self.module.groups, self.x.shape[1]
+        found = []
         one_patch = prod(shape[1:]) * groups * prod((self.x if self.module.transposed else self.g).shape[3:])
         size = self._at_once(views * one_patch)
         for at in range(0, self.examples, size):
             z, g = self._roles(slice(at, at + size))
             patches = _patches(z, self.module, g.shape[2:]).reshape(len(z) * groups, -1, prod(g.shape[2:]))
             g = g.reshape(len(g) * groups, -1, prod(g.shape[2:]))
+            here = (
+                self.g.new_empty(min(size, self.examples - at), *shape) if written is None else written[at : at + size]
+            )
             if views == 1:
-                torch.bmm(g, patches.mT, out=written[at : at + size].view(len(g), g.shape[1], -1))
+                torch.bmm(g, patches.mT, out=here.view(len(g), g.shape[1], -1))
             else:
-                torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=written[at : at + size])
-        return written
+                torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=here)
+            if self.mask is not None:
+                here.mul_(self.mask)
+            found.append(squares(here))
+        return torch.cat(found) if found else self.g.new_zeros(0)
 
     def take(self, index: Tensor) -> Contribution:
         if self._written is not None:
             return Dense(self._written[index])
-        return Window(self.x[index], self.g[index], self.module)
+        rows = None if self.shape == self.module.weight.shape else self.shape[0]
+        return Window(self.x[index], self.g[index], self.module, rows=rows, mask=self.mask)
 
     def _roles(self, part: slice) -> tuple[Tensor, Tensor]:
         """(z, g) of the formula above, for some examples: [rows, channels, *space] each."""

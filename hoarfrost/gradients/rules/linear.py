@@ -5,6 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hoarfrost.freezing.live import Live
 from hoarfrost.gradients.contributions import Block, Dense, Outer
 from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, over_positions, positions, split_views
 
@@ -14,7 +15,7 @@ class LinearRule(LayerRule):
 
     transposed = False
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: set[str], *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
         x, g = positions(x), positions(g)
         if "weight" in live:
             yield "weight", Outer(g, x) if self.transposed else Outer(x, g)

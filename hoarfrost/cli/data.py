@@ -1,0 +1,87 @@
+"""`hoarfrost data`: the data sets that recipes can name, and what of them is on this machine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hoarfrost.data.download import Progress
+
+app = typer.Typer(
+    help="The data sets that recipes can name.",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context) -> None:
+    """The data sets that recipes can name."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist or cifar10.")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="PATH", help="Take the raw files from this folder or archive, not the web."),
+    ] = None,
+) -> None:
+    """Bring a data set into the cache, and check that it is the right one."""
+    from hoarfrost.data import fetch
+    from hoarfrost.data.known import KNOWN
+
+    with _bar() as progress:
+        path = fetch(name, source, progress)
+    raw = KNOWN[name].raw
+    print(f"{name}: {raw.train} images to train on, {raw.test} to test on; checksums are right\n{path}")
+
+
+@app.command("list")
+def list_() -> None:
+    """What there is, where it is, and how large."""
+    from rich.filesize import decimal
+
+    from hoarfrost.data import cache
+    from hoarfrost.data.known import KNOWN
+
+    for name, known in KNOWN.items():
+        path, raw = cache.place(known), known.raw
+        there = os.path.exists(path)
+        where = f"{decimal(os.path.getsize(path))}  {path}" if there else f"not here; `hoarfrost data get {name}`"
+        _row(name, f"{raw.train} + {raw.test} images {'x'.join(map(str, raw.shape))}", where)
+    _row("digits", "1500 + 297 images 1x8x8", "comes with scikit-learn")
+
+
+def _row(name: str, what: str, where: str) -> None:
+    print(f"{name:<13}  {what:<30}  {where}")
+
+
+@contextmanager
+def _bar() -> Iterator["Progress"]:
+    """A line for each file that is downloaded, on a terminal; nothing elsewhere."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+    )
+    tasks: dict[str, rich.TaskID] = {}
+    with rich.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=None)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield show

@@ -1,0 +1,136 @@
+"""The contract of a freezer: from the number of a step to the coordinates that are live in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hoarfrost.freezing.live import Live, both
+
+if TYPE_CHECKING:
+    from hoarfrost import budget
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a freezer may know: the shape of the model and the plan of the run. No data, and no gradients."""
+
+    shapes: Mapping[str, torch.Size]  # of the parameters that the optimizer moves, by name
+    layers: tuple[tuple[str, ...], ...]  # the parameters of each layer, in the order in which the model uses the layers
+    steps: int | None  # that the run is planned for
+    sample_rate: float
+    steps_within: Callable[[float], int]  # how many steps an epsilon pays for
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to, both counted from 0."""
+        epoch = int(step * self.sample_rate)
+        while self.first_step(epoch + 1) <= step:
+            epoch += 1
+        while self.first_step(epoch) > step:
+            epoch -= 1
+        return epoch
+
+    def first_step(self, epoch: int) -> int:
+        """The step that an epoch begins with, as the loader counts (`Poisson.epoch_boundary`)."""
+        return round(epoch / self.sample_rate)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the run has, the last one perhaps in part; 1 if its length is not known."""
+        return 1 if not self.steps else self.epoch_of(self.steps - 1) + 1
+
+
+class Freezer(ABC):
+    """Decides which coordinates are live in each step. One of your own needs `live` alone.
+
+    >>> class EverySecondStep(Freezer):
+    ...     '''The first parameter rests in every second step.'''
+    ...     def live(self, step, facts):
+    ...         first = next(iter(facts.shapes))
+    ...         return {name: name != first or step % 2 == 0 for name in facts.shapes}
+
+    Guarantees:
+        A freezer sees step numbers, names and shapes, the weights before training, and, if it asks for them
+        (`observes`), noisy gradients that have been paid for. What it decides from these costs no privacy.
+    """
+
+    velocity_flows = False  # momentum may go on moving frozen coordinates
+    clips_everything = False  # the norm is taken over all coordinates, and the mask comes after clipping
+    observes = False  # wants every released gradient, with noise on all coordinates
+
+    @abstractmethod
+    def live(self, step: int, facts: Facts) -> Live:
+        """The live coordinates of step ``step`` (from 0). A name that is left out is frozen."""
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        """Changes whenever `live` does: as long as it stays the same, `live` is not asked again."""
+        return step
+
+    def check(self, facts: Facts) -> None:  # noqa: B027 - most need not
+        """Refuses what cannot be, once, before the first step."""
+
+    def start(self, weights: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
+        """Sees the weights before the first step, by name, and may change them in place."""
+
+    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:  # noqa: B027 - most need not
+        """Sees what a step released, if `observes`."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What must be kept in a checkpoint; most freezers compute everything anew."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
+        """Takes back what `state` gave."""
+
+    def events(self) -> tuple[budget.Event, ...]:
+        """Releases of its own. A schedule that does not look at the data makes none."""
+        return ()
+
+    def __and__(self, other: Freezer) -> Freezer:
+        """Live is what is live in both."""
+        return Both(self, other)
+
+
+class Both(Freezer):
+    """Two freezers at once: a coordinate moves if both let it."""
+
+    def __init__(self, first: Freezer, second: Freezer) -> None:
+        self.parts = (first, second)
+        self.velocity_flows = any(part.velocity_flows for part in self.parts)
+        self.clips_everything = any(part.clips_everything for part in self.parts)
+        self.observes = any(part.observes for part in self.parts)
+
+    def live(self, step: int, facts: Facts) -> Live:
+        one, two = (part.live(step, facts) for part in self.parts)
+        return {name: both(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()}
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        return tuple(part.key(step, facts) for part in self.parts)
+
+    def check(self, facts: Facts) -> None:
+        for part in self.parts:
+            part.check(facts)
+
+    def start(self, weights: Mapping[str, Tensor]) -> None:
+        for part in self.parts:
+            part.start(weights)
+
+    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+        for part in self.parts:
+            if part.observes:
+                part.observe(step, gradients, facts)
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{n}.{name}": value for n, part in enumerate(self.parts) for name, value in part.state().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        for n, part in enumerate(self.parts):
+            part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
+
+    def events(self) -> tuple[budget.Event, ...]:
+        return tuple(event for part in self.parts for event in part.events())

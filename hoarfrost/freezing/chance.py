@@ -1,0 +1,189 @@
+"""Freezing a growing random set of coordinates: random freeze with gradual cooling."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.live import Channels, Live, Mask
+from hoarfrost.noise.keystream import MAX_BYTES, Keystream
+
+Granularity = Literal["element", "channel", "tensor"]
+
+
+@dataclass(frozen=True)
+class Random(Freezer):
+    """A random share of the coordinates rests, drawn anew for every epoch.
+
+    Args:
+        rate: r*, the share that rests, from 0 to below 1.
+        cooling: e*, the number of epochs in which the share grows from 0 to ``rate``: in epoch e (from 0) it is
+            r*·min(e/(e* − 1), 1). None for the full rate from the beginning.
+        redraw: "epoch", "step", or "never".
+        granularity: "element"; "channel" for whole output rows, of a layer's weight and bias together, which makes a
+            step cheaper; "tensor" for whole parameters.
+        velocity: "stands": what rests does not move by one bit. "flows": its gradient is zero, but momentum (and weight
+            decay) go on moving it, as in the paper.
+        posterior: clip first and freeze afterwards, for comparison: the norm then counts what rests.
+        seed: public. The set is a function of seed and epoch alone: anyone can compute it, and it is never stored.
+
+    Guarantees:
+        Exactly round(d·(1 − r)) of the model's d elements (or of its channels, or of its tensors) are live. The choice
+        ignores the data and costs no privacy.
+
+    >>> facts = Facts({"weight": torch.Size([10, 20]), "bias": torch.Size([10])}, (("weight", "bias"),), 100, 0.1, int)
+    >>> live = Random(rate=0.9).live(0, facts)
+    >>> int(live["weight"].sum() + live["bias"].sum())
+    21
+    >>> [round(Random(rate=0.9, cooling=4).rate_in(epoch), 2) for epoch in range(6)]
+    [0.0, 0.3, 0.6, 0.9, 0.9, 0.9]
+    """
+
+    rate: float
+    cooling: int | None = None
+    redraw: Literal["epoch", "step", "never"] = "epoch"
+    granularity: Granularity = "element"
+    velocity: Literal["stands", "flows"] = "stands"
+    posterior: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        validate.not_negative(rate=self.rate)
+        if self.rate >= 1:
+            raise InvalidValue(f"rate must be below 1, got {self.rate}: with nothing live there is nothing to train")
+        if self.cooling is not None:
+            validate.whole(cooling=self.cooling)
+        for name, known in (
+            ("redraw", ("epoch", "step", "never")),
+            ("granularity", ("element", "channel", "tensor")),
+            ("velocity", ("stands", "flows")),
+        ):
+            if getattr(self, name) not in known:
+                raise InvalidValue(f"{name} is one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    @property
+    def velocity_flows(self) -> bool:  # type: ignore[override]
+        return self.velocity == "flows"
+
+    @property
+    def clips_everything(self) -> bool:  # type: ignore[override]
+        return self.posterior
+
+    def rate_in(self, epoch: int) -> float:
+        """The share that rests in an epoch."""
+        if self.cooling is None or self.cooling == 1:
+            return self.rate
+        return self.rate * min(epoch / (self.cooling - 1), 1.0)
+
+    def density(self, facts: Facts) -> tuple[list[float], float]:
+        """The live share of each epoch, and of the whole run: the paper's total density."""
+        if facts.steps is None:
+            raise InvalidValue("the density of a run needs to know how long it is")
+        shares = [1 - self.rate_in(epoch) for epoch in range(facts.epochs)]
+        ends = [min(facts.first_step(epoch + 1), facts.steps) for epoch in range(facts.epochs)]
+        lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return shares, sum(a * b for a, b in zip(shares, lengths, strict=True)) / facts.steps
+
+    def check(self, facts: Facts) -> None:
+        units = sum(_units(self.granularity, facts).values())
+        if self._number(units, self.rate) == 0:
+            raise InvalidValue(f"rate {self.rate} of {units} {self.granularity}s leaves none to train")
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        epoch = facts.epoch_of(step)
+        rate = self.rate_in(epoch)
+        if rate == 0:
+            return None
+        return (rate, {"epoch": epoch, "step": step, "never": 0}[self.redraw])
+
+    def live(self, step: int, facts: Facts) -> Live:
+        epoch = facts.epoch_of(step)
+        rate = self.rate_in(epoch)
+        if rate == 0:
+            return dict.fromkeys(facts.shapes, True)
+        draw = {"epoch": epoch, "step": step, "never": 0}[self.redraw]
+        units = _units(self.granularity, facts)
+        total = sum(units.values())
+        chosen = smallest(random_words(self.seed, draw, total), self._number(total, rate))
+        return dict(_masks(self.granularity, facts, units, chosen))
+
+    def _number(self, units: int, rate: float) -> int:
+        return round(units * (1 - rate))
+
+
+class RandomTensors(Random):
+    """A random share of the model's tensors is live, the same ones for the whole run.
+
+    >>> RandomTensors(share=0.25).rate
+    0.75
+    """
+
+    def __init__(self, share: float, seed: int = 0) -> None:
+        validate.rate(share=share)
+        super().__init__(rate=1 - share, granularity="tensor", redraw="never", seed=seed)
+
+
+def random_words(seed: int, draw: int, number: int) -> npt.NDArray[np.uint32]:
+    """Public random numbers, the same on every machine and in every version: a function of seed and draw alone."""
+    stream = Keystream("freezing", seed)
+    size, pieces = 4 * number, []
+    for chunk, start in enumerate(range(0, size, MAX_BYTES)):
+        pieces.append(np.frombuffer(stream.read(min(MAX_BYTES, size - start), draw, chunk), dtype="<u4"))
+    return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+
+
+def smallest(values: npt.NDArray, number: int) -> npt.NDArray[np.bool_]:
+    """Which values are among the ``number`` smallest; of equal ones the first.
+
+    >>> smallest(np.array([5, 1, 5, 3]), 3).tolist()
+    [True, True, False, True]
+    """
+    if number == 0:
+        return np.zeros(len(values), bool)
+    edge = np.partition(values, number - 1)[number - 1]
+    chosen: npt.NDArray[np.bool_] = values < edge
+    ties = np.flatnonzero(values == edge)
+    chosen[ties[: number - int(chosen.sum())]] = True
+    return chosen
+
+
+def _units(granularity: Granularity, facts: Facts) -> dict[str, int]:
+    """What is drawn, by name: the elements or the tensor of a parameter, or the rows of a layer."""
+    if granularity == "element":
+        return {name: prod(shape) for name, shape in facts.shapes.items()}
+    if granularity == "tensor":
+        return dict.fromkeys(facts.shapes, 1)
+    return {_layer(name, shape): _height(shape) for name, shape in facts.shapes.items()}
+
+
+def _masks(
+    granularity: Granularity, facts: Facts, units: Mapping[str, int], chosen: npt.NDArray[np.bool_]
+) -> Iterator[tuple[str, Mask]]:
+    ends = np.cumsum(list(units.values()))
+    parts = {name: chosen[end - size : end] for (name, size), end in zip(units.items(), ends, strict=True)}
+    for name, shape in facts.shapes.items():
+        if granularity == "element":
+            yield name, torch.from_numpy(parts[name].reshape(shape))
+        elif granularity == "tensor":
+            yield name, bool(parts[name][0])
+        else:
+            rows = parts[_layer(name, shape)]
+            yield name, Channels(torch.from_numpy(np.flatnonzero(rows))) if len(shape) else bool(rows[0])
+
+
+def _layer(name: str, shape: torch.Size) -> str:
+    """A layer's weight and bias have as many rows, and rest together."""
+    return f"{name.rpartition('.')[0]} {_height(shape)}"
+
+
+def _height(shape: torch.Size) -> int:
+    return shape[0] if len(shape) else 1

@@ -1,0 +1,77 @@
+"""Weights that are small before training rest."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import torch
+from torch import Tensor
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.chance import smallest
+from hoarfrost.freezing.live import Live
+
+
+class Fixed(Freezer):
+    """The same elements are live for the whole run, chosen from weights before it begins."""
+
+    def __init__(self) -> None:
+        self._masks: dict[str, Tensor] = {}
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        return None
+
+    def live(self, step: int, facts: Facts) -> Live:
+        return {name: self._masks.get(name, True) for name in facts.shapes}
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._masks)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._masks = {name: mask.bool() for name, mask in state.items()}
+
+
+class Largest(Fixed):
+    """The weights that are largest in magnitude before training are live; small ones rest at the value they have.
+
+    Args:
+        share: of all weights that is live.
+        per: "model" ranks all weights together, "layer" each tensor on its own.
+    """
+
+    def __init__(self, share: float, per: str = "model") -> None:
+        super().__init__()
+        validate.rate(share=share)
+        self.share, self.per = share, check_per(per)
+
+    def start(self, weights: Mapping[str, Tensor]) -> None:
+        self._masks = largest_of(weights, self.share, self.per)
+
+
+def check_per(per: str) -> str:
+    """How weights are ranked."""
+    if per not in ("model", "layer"):
+        raise InvalidValue(f'per must be "model" or "layer", got {per!r}')
+    return per
+
+
+def largest_of(weights: Mapping[str, Tensor], share: float, per: str) -> dict[str, Tensor]:
+    """Masks of the share of the weights that is largest in magnitude, on the weights' devices.
+
+    >>> {n: m.tolist() for n, m in largest_of({"a": torch.tensor([3., -4., 1., 0.])}, 0.5, "layer").items()}
+    {'a': [True, True, False, False]}
+    """
+    if per == "layer":
+        return {name: _largest(weight, share) for name, weight in weights.items()}
+    flat = torch.cat([weight.detach().flatten().float().cpu() for weight in weights.values()])
+    parts = _largest(flat, share).split([weight.numel() for weight in weights.values()])
+    pairs = zip(weights.items(), parts, strict=True)
+    return {name: part.view(weight.shape).to(weight.device) for (name, weight), part in pairs}
+
+
+def _largest(weights: Tensor, share: float) -> Tensor:
+    magnitudes = weights.detach().float().abs().flatten().cpu().numpy()
+    rest = len(magnitudes) - round(share * len(magnitudes))
+    return torch.from_numpy(~smallest(magnitudes, rest)).view(weights.shape).to(weights.device)

@@ -1,0 +1,107 @@
+"""Freezing whole layers from some step on: DP-SGD-LF, after "Improving utility ... via layer freezing"."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.live import Live
+
+LAST_STEPS = 20  # the paper's default: the layers rest for so many steps at the end
+
+
+@dataclass(frozen=True)
+class Layers(Freezer):
+    """The first layers, or those that are named, rest from some step on.
+
+    Args:
+        first: how many layers, in the order in which the model uses them; by default the first half (rounded down). A
+            share below 1 is taken of their number.
+        names: instead: patterns of parameter or module names (``"stem.*"``, ``"blocks.[01].*"``, ``"conv1"``).
+        train: instead: the patterns of what stays live; everything else rests.
+        step, fraction, epoch, epsilon: when it begins: one of them. After so many steps, after that share of the run,
+            at the beginning of that epoch (from 0), or when so much is spent. By default 20 steps before the end.
+
+    >>> facts = Facts({"a.weight": (2, 2), "b.weight": (2, 2)}, (("a.weight",), ("b.weight",)), 100, 0.1, lambda e: 40)
+    >>> dict(Layers().live(79, facts)), dict(Layers().live(80, facts))
+    ({'a.weight': True, 'b.weight': True}, {'a.weight': False, 'b.weight': True})
+    >>> Layers(train=["b"], epsilon=2.0).begins(facts)
+    40
+    """
+
+    first: int | float | None = None
+    names: Sequence[str] | None = None
+    train: Sequence[str] | None = None
+    step: int | None = None
+    fraction: float | None = None
+    epoch: int | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.first, self.names, self.train)) > 1:
+            raise InvalidValue("give one of first=, names= and train=")
+        if sum(given is not None for given in (self.step, self.fraction, self.epoch, self.epsilon)) > 1:
+            raise InvalidValue("give one of step=, fraction=, epoch= and epsilon=")
+        if self.first is not None:
+            validate.positive(first=self.first)
+        if self.fraction is not None and not 0 <= self.fraction < 1:
+            raise InvalidValue(f"fraction must lie from 0 to below 1, got {self.fraction}")
+        if self.epsilon is not None:
+            validate.positive(epsilon=self.epsilon)
+        validate.count(**{n: v for n, v in (("step", self.step), ("epoch", self.epoch)) if v is not None})
+
+    def begins(self, facts: Facts) -> int:
+        """The first step in which the layers rest."""
+        if self.step is not None:
+            return self.step
+        if self.epoch is not None:
+            return facts.first_step(self.epoch)
+        if self.epsilon is not None:
+            return facts.steps_within(self.epsilon)
+        if facts.steps is None:
+            raise InvalidValue("freezing towards the end of a run needs to know how long it is: give epochs= or steps=")
+        if self.fraction is not None:
+            return round(self.fraction * facts.steps)
+        return max(0, facts.steps - LAST_STEPS)
+
+    def resting(self, facts: Facts) -> frozenset[str]:
+        """The parameters that rest, once it begins."""
+        if self.names is not None:
+            return frozenset(name for pattern in self.names for name in _matching(pattern, facts))
+        if self.train is not None:
+            return frozenset(facts.shapes) - {name for pattern in self.train for name in _matching(pattern, facts)}
+        layers = len(facts.layers)
+        number = layers // 2 if self.first is None else self.first
+        chosen = round(number * layers) if isinstance(number, float) and number < 1 else int(number)
+        if chosen >= layers:
+            raise InvalidValue(f"the model has {layers} layers: freezing the first {chosen} would leave none to train")
+        return frozenset(name for layer in facts.layers[:chosen] for name in layer)
+
+    def check(self, facts: Facts) -> None:
+        self.begins(facts)
+        if len(self.resting(facts)) == len(facts.shapes):
+            raise InvalidValue("freezing these layers leaves nothing to train")
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        return step >= self.begins(facts)
+
+    def live(self, step: int, facts: Facts) -> Live:
+        resting = self.resting(facts) if step >= self.begins(facts) else frozenset()
+        return {name: name not in resting for name in facts.shapes}
+
+
+def _matching(pattern: str, facts: Facts) -> list[str]:
+    """Parameters whose name, or the name of a module they are in, matches."""
+    found = []
+    for name in facts.shapes:
+        parts = name.split(".")
+        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        if any(fnmatchcase(prefix, pattern) for prefix in prefixes):
+            found.append(name)
+    if not found:
+        raise InvalidValue(f"no parameter or module is named {pattern!r}; there are {', '.join(facts.shapes)}")
+    return found

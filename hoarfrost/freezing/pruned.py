@@ -1,0 +1,111 @@
+"""Magnitude pruning before private training: what a reference model holds to be small is zero, and stays zero."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Facts
+from hoarfrost.freezing.largest import Fixed, check_per, largest_of
+
+
+class Pruned(Fixed):
+    """Keeps a share of the weights, those that are largest in a reference; the others become zero and stay zero.
+
+    Args:
+        keep: the share of the weights that survives.
+        reference: a state dict or a model of the same architecture that says what is large.
+        per: "layer" prunes every tensor to the share, "model" all of them together.
+        rewind: survivors begin at the model's own initial values; otherwise at the reference's.
+        biases: whether parameters of one dimension (biases, scales) are pruned too; by default they stay.
+        private: say False if the reference was trained on the private data without privacy: then nothing is private,
+            and every place that would show an epsilon says so.
+
+    Guarantees:
+        The choice depends on the reference alone. If that is public, or was itself trained privately on the same
+        ledger, pruning costs no privacy.
+    """
+
+    def __init__(
+        self,
+        keep: float,
+        reference: nn.Module | Mapping[str, Tensor],
+        *,
+        per: str = "layer",
+        rewind: bool = True,
+        biases: bool = False,
+        private: bool = True,
+    ) -> None:
+        super().__init__()
+        validate.rate(keep=keep)
+        self.keep, self.per, self.rewind, self.biases, self.private = keep, check_per(per), rewind, biases, private
+        state = reference.state_dict() if isinstance(reference, nn.Module) else reference
+        self.reference = {name: value.detach().clone() for name, value in state.items()}
+
+    def start(self, weights: Mapping[str, Tensor]) -> None:
+        chosen = {name: weight for name, weight in weights.items() if self.biases or weight.dim() > 1}
+        if not chosen:
+            raise InvalidValue("there is no weight matrix to prune; biases=True prunes parameters of one dimension too")
+        for name, weight in weights.items():
+            if name not in self.reference or self.reference[name].shape != weight.shape:
+                raise InvalidValue(f"the reference for pruning has no {name} of shape {tuple(weight.shape)}")
+        masks = largest_of({name: self.reference[name].to(w.device) for name, w in chosen.items()}, self.keep, self.per)
+        empty = [name for name, mask in masks.items() if not mask.any()]
+        if empty:
+            raise InvalidValue(f"nothing of {', '.join(empty)} survives: keep more, or prune per layer")
+        self._masks = masks
+        with torch.no_grad():
+            for name, weight in weights.items():
+                if not self.rewind:
+                    weight.copy_(self.reference[name])
+                if name in masks:
+                    weight.mul_(masks[name])
+
+    def check(self, facts: Facts) -> None:
+        for name, mask in self._masks.items():
+            if name in facts.shapes and mask.shape != facts.shapes[name]:
+                raise InvalidValue(f"the pruning mask of {name} does not fit the model")
+
+
+def prune_from(
+    model: nn.Module,
+    public: Dataset[Any],
+    *,
+    keep: float,
+    epochs: int = 20,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    batch_size: int = 128,
+    per: str = "layer",
+    rewind: bool = True,
+    private: bool = True,
+) -> Pruned:
+    """Trains a copy of the model on a public data set, without privacy, and prunes by what it finds large.
+
+    Args:
+        public: examples and labels that anyone may see. To use the private data set here is possible only with
+            ``private=False``: then the run is not private, and says so.
+
+    >>> data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.randint(2, (40,)))
+    >>> prune_from(nn.Linear(3, 2), data, keep=0.5, epochs=1).keep
+    0.5
+    """
+    validate.whole(epochs=epochs, batch_size=batch_size)
+    copied = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=lr, momentum=momentum)
+    device = next(copied.parameters()).device
+    copied.train()
+    for _ in range(epochs):
+        for x, y in DataLoader(public, batch_size=batch_size, shuffle=True):
+            optimizer.zero_grad()
+            F.cross_entropy(copied(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+    return Pruned(keep, copied, per=per, rewind=rewind, private=private)

@@ -1,0 +1,72 @@
+"""Ranked freeze: what the last epoch's noisy gradients show to be small rests in the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoarfrost import validate
+from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.chance import Random, smallest
+from hoarfrost.freezing.live import Live
+
+
+class Ranked(Freezer):
+    """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest rest.
+
+    Every step draws one noise for all coordinates: live ones move by it, and the sums of frozen ones, whose gradients
+    are zero, take it up as well. Without that, what rested once would rest for ever. The noisy sums have been paid for,
+    so ranking them costs nothing more.
+
+    Args:
+        rate, cooling: as for `Random`.
+    """
+
+    observes = True
+
+    def __init__(self, rate: float, cooling: int | None = None) -> None:
+        self.schedule = Random(rate=rate, cooling=cooling)
+        self._epoch = -1  # that the running sums belong to
+        self._sums: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}  # of the epoch before
+
+    def key(self, step: int, facts: Facts) -> Hashable:
+        return facts.epoch_of(step)
+
+    def check(self, facts: Facts) -> None:
+        self.schedule.check(facts)
+
+    def live(self, step: int, facts: Facts) -> Live:
+        epoch = facts.epoch_of(step)
+        rate = self.schedule.rate_in(epoch)
+        last = self._sums if self._epoch == epoch - 1 else self._last if self._epoch == epoch else {}
+        if rate == 0 or not last:
+            return dict.fromkeys(facts.shapes, True)
+        magnitudes = np.concatenate([last[name].abs().flatten().cpu().numpy() for name in facts.shapes])
+        live = torch.from_numpy(~smallest(magnitudes, len(magnitudes) - round(len(magnitudes) * (1 - rate))))
+        parts = live.split([shape.numel() for shape in facts.shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(facts.shapes.items(), parts, strict=True)}
+
+    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+        epoch = facts.epoch_of(step)
+        if epoch != self._epoch:
+            self._epoch, self._last, self._sums = epoch, self._sums, {}
+        for name, gradient in gradients.items():
+            if name in self._sums:
+                self._sums[name] += gradient
+            else:
+                self._sums[name] = gradient.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        kept = {"epoch": torch.tensor(self._epoch)}
+        kept |= {f"sums.{name}": value for name, value in self._sums.items()}
+        return kept | {f"last.{name}": value for name, value in self._last.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._epoch = int(state["epoch"])
+        validate.not_negative(epoch=self._epoch + 1)
+        self._sums = {k.removeprefix("sums."): v.clone() for k, v in state.items() if k.startswith("sums.")}
+        self._last = {k.removeprefix("last."): v.clone() for k, v in state.items() if k.startswith("last.")}

@@ -1,0 +1,138 @@
+"""Where a freezer's word becomes deed: before a step, parameters leave autograd or come back, and masks change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.live import Channels, Mask, as_tensor, count, simplest
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients import Engine
+
+_NEVER = object()
+
+
+class Switch:
+    """Keeps engine and optimizer to what the freezer says.
+
+    Args:
+        parameters: those that the optimizer moves, by name.
+        facts: what the freezer may know; asked once, when the model has been seen on a batch.
+        step: the number of the step that comes next.
+    """
+
+    def __init__(
+        self,
+        freezer: Freezer,
+        parameters: Mapping[str, nn.Parameter],
+        engine: Engine,
+        *,
+        facts: Callable[[], Facts],
+        step: Callable[[], int],
+    ) -> None:
+        self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
+        self.masks: dict[nn.Parameter, Mask] = {}  # of those that are not wholly live
+        self.share = 1.0  # of all coordinates that is live
+        self._make_facts, self._step = facts, step
+        self._facts: Facts | None = None
+        self._key: Hashable = _NEVER
+        self._resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
+        freezer.start({name: p.data for name, p in parameters.items()})
+        engine.before_run = self.apply
+
+    @property
+    def facts(self) -> Facts:
+        """What the freezer knows."""
+        if self._facts is None:
+            self._facts = self._make_facts()
+            self.freezer.check(self._facts)
+        return self._facts
+
+    def forget(self) -> None:
+        """The freezer's state was restored: it is asked anew."""
+        self._key = _NEVER
+
+    def apply(self) -> None:
+        """Sees to it that what is live now is what shall be live in the coming step."""
+        step = self._step()
+        key = self.freezer.key(step, self.facts)
+        if key == self._key:
+            return
+        live = self.freezer.live(step, self.facts)
+        unknown = set(live) - set(self.parameters)
+        if unknown:
+            raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")
+        masks = {name: simplest(live.get(name, False), p.shape) for name, p in self.parameters.items()}
+        moving = sum(count(mask, self.parameters[name].shape) for name, mask in masks.items())
+        if moving == 0:
+            raise InvalidValue(f"nothing is live in step {step}: it would spend budget and move nothing")
+        self.share = moving / sum(p.numel() for p in self.parameters.values())
+        partly = {self.parameters[name]: mask for name, mask in masks.items() if mask is not True}
+        self.masks = {p: _on(mask, p.device) for p, mask in partly.items()}
+        if not self.freezer.clips_everything:
+            self.engine.masks = self.masks
+            self._take_out_of_autograd()
+        self._key = key
+
+    def _take_out_of_autograd(self) -> None:
+        for p in self.parameters.values():
+            rests = self.masks.get(p) is False
+            if rests and p.requires_grad:
+                p.requires_grad_(False)
+                self._resting.add(p)
+            elif not rests and p in self._resting:
+                p.requires_grad_(True)
+                self._resting.discard(p)
+
+    def observe(self, gradients: Mapping[str, Tensor]) -> None:
+        """Hands the freezer what the step under way releases (whose number is behind us by now)."""
+        self.freezer.observe(self._step() - 1, gradients, self.facts)
+
+
+class Held:
+    """While it is entered, frozen coordinates of these parameters, and of their optimizer state, stand still.
+
+    Whatever the optimizer does to them (momentum, weight decay) is undone, bit for bit.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, masks: Mapping[nn.Parameter, Mask]) -> None:
+        self.optimizer = optimizer
+        self.masks = {p: as_tensor(mask, p.shape) for p, mask in masks.items() if mask is not False}
+        self._before: dict[nn.Parameter, dict[Any, Tensor]] = {}
+
+    def __enter__(self) -> None:
+        for p in self.masks:
+            self._before[p] = {name: t.clone() for name, t in self._tensors(p).items()}
+
+    def __exit__(self, *_: object) -> None:
+        for p, mask in self.masks.items():
+            for name, t in self._tensors(p).items():
+                # A state that did not exist before begins at zero where the coordinate rests.
+                before = self._before[p].get(name)
+                t.copy_(torch.where(mask, t, torch.zeros_like(t) if before is None else before))
+
+    def _tensors(self, p: nn.Parameter) -> dict[Any, Tensor]:
+        """The parameter, and every state tensor that has an entry for each of its coordinates."""
+        state = {n: t for n, t in self.optimizer.state.get(p, {}).items() if isinstance(t, Tensor)}
+        return {None: p.data} | {name: t for name, t in state.items() if t.shape == p.shape and p.dim() > 0}
+
+
+def live_elements(mask: Tensor | Channels, shape: torch.Size) -> Tensor:
+    """The places of live coordinates in the flat parameter, int64."""
+    if isinstance(mask, Channels):
+        width = prod(shape[1:])
+        return (mask.index[:, None] * width + torch.arange(width, device=mask.index.device)).flatten()
+    return mask.flatten().nonzero().squeeze(1)
+
+
+def _on(mask: Mask, device: torch.device) -> Mask:
+    if isinstance(mask, Channels):
+        return Channels(mask.index.to(device))
+    return mask.to(device) if isinstance(mask, Tensor) else mask

@@ -1,0 +1,328 @@
+"""A step under a freezer: what rests does not move by one bit, what is live is clipped and noised as it should be."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import hoarfrost
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing import Channels, Facts, Freezer, Live
+from hoarfrost.freezing.live import Mask, as_tensor
+from hoarfrost.noise import Noise
+from tests import oracle
+from tests.test_private import OPTIMIZERS
+
+N = 12
+
+
+class Scripted(Freezer):
+    """Says what it was told, step by step."""
+
+    def __init__(self, script: Callable[[int], Live]) -> None:
+        self.script = script
+
+    def live(self, step: int, facts: Facts) -> Live:
+        return self.script(step)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def data() -> TensorDataset:
+    torch.manual_seed(4)
+    return TensorDataset(torch.randn(N, 1, 6, 6), torch.randint(3, (N,)))
+
+
+def make(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+    given = {"sample_rate": 1.0, "noise_multiplier": 0.0, "delta": 1e-5, "clip": hoarfrost.clip.Local(0.5)} | options
+    if "batch_size" in given:
+        del given["sample_rate"]
+    return hoarfrost.make_private(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.5), data(), **given)
+
+
+def step(private: Any) -> None:
+    """One optimizer step, however many chunks it takes."""
+    before = private.steps_taken
+    while private.steps_taken == before:
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            F.cross_entropy(private.model(x), y).backward()
+            private.optimizer.step()
+            if private.steps_taken > before:
+                break
+
+
+def some_masks(model: nn.Module, seed: int) -> dict[str, Mask]:
+    """Everything, nothing, channels or elements of each parameter, by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    masks: dict[str, Mask] = {}
+    for name, p in model.named_parameters():
+        kind = int(torch.randint(4, (), generator=generator))
+        if kind < 2:
+            masks[name] = bool(kind)
+        elif kind == 2:
+            count = int(torch.randint(1, len(p) + 1, (), generator=generator))
+            masks[name] = Channels(torch.randperm(len(p), generator=generator)[:count].sort().values)
+        else:
+            masks[name] = torch.rand(p.shape, generator=generator) < 0.5
+    masks["5.bias"] = True  # something moves
+    return masks
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_fifty_steps_of_any_freezes_and_thaws_equal_the_oracle(seed: int) -> None:
+    """Masks of every kind, drawn anew for every step, with clipping that clips."""
+    model, plain = net(), net()
+    private = make(model, freeze=Scripted(lambda step: some_masks(model, seed + step)))
+    x, y = data().tensors
+    for number in range(50 if seed % 5 == 0 else 10):
+        masks = {
+            name: as_tensor(mask, plain.get_parameter(name).shape)
+            for name, mask in some_masks(model, seed + number).items()
+        }
+        gradients = oracle.gradients(
+            plain, (x, y), lambda m, batch: F.cross_entropy(m(batch[0]), batch[1], reduction="sum")
+        )
+        total = oracle.clipped_sum(oracle.masked(gradients, masks), 0.5)
+        with torch.no_grad():
+            for name, p in plain.named_parameters():
+                p -= 0.5 * total[name] / N
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        step(private)
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p, plain.get_parameter(name), rtol=1e-3, atol=1e-5)
+            assert torch.equal(p[~masks[name]], before[name][~masks[name]])
+    assert private.optimizer.switch.share < 1
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("chunks", [None, 7])
+def test_what_rests_does_not_move_by_one_bit_whatever_the_optimizer(kind: str, chunks: int | None) -> None:
+    """With noise, momentum, weight decay, a schedule, chunks and empty batches; its optimizer state stands still."""
+    model = net()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    fixed = some_masks(model, 5) | {"0.weight": False, "3.weight": torch.rand(6, 64) < 0.3, "5.weight": True}
+
+    def script(step: int) -> Live:
+        return fixed if 3 <= step < 8 else dict.fromkeys(fixed, True)
+
+    private = make(
+        model,
+        optimizer,
+        freeze=Scripted(script),
+        noise_multiplier=1.0,
+        sample_rate=0.03,
+        max_physical_batch=chunks,
+        seed=1,
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(private.optimizer, 2, 0.9)
+    resting = {n: ~as_tensor(m, model.get_parameter(n).shape) for n, m in fixed.items()}
+    kept: dict[str, dict[str, Tensor]] = {}
+    for number in range(12):
+        if number == 3:
+            kept = {name: snapshot(p, optimizer) for name, p in model.named_parameters()}
+        step(private)
+        schedule.step()
+        if number in (3, 7):
+            for name, p in model.named_parameters():
+                for what, value in snapshot(p, optimizer).items():
+                    if value.shape == p.shape:
+                        assert torch.equal(value[resting[name]], kept[name][what][resting[name]]), (name, what)
+    for name, p in model.named_parameters():
+        assert (p[resting[name]] != kept[name]["weight"][resting[name]]).all(), name  # thawed, and moving again
+
+
+def snapshot(p: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = {str(k): v.clone() for k, v in optimizer.state[p].items() if isinstance(v, Tensor)}
+    return {"weight": p.detach().clone(), **state}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_live_coordinates_move_as_if_nothing_had_been_frozen(kind: str) -> None:
+    """Given the same gradient and state, a live coordinate's step is the plain optimizer's."""
+    model = net()
+    private = make(model, OPTIMIZERS[kind](model.parameters()), freeze=Scripted(lambda n: some_masks(model, n)))
+    for number in range(4):
+        twin = copy.deepcopy(model)
+        plain = OPTIMIZERS[kind](twin.parameters())
+        plain.load_state_dict(copy.deepcopy(private.optimizer.inner.state_dict()))
+        step(private)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            q.grad = None if p.grad is None else p.grad.clone()
+        if kind == "Nesterov":
+            continue  # torch's own step changes the gradient it was handed
+        plain.step()
+        masks = {n: as_tensor(m, twin.get_parameter(n).shape) for n, m in some_masks(model, number).items()}
+        for name, q in twin.named_parameters():
+            torch.testing.assert_close(model.get_parameter(name)[masks[name]], q[masks[name]], rtol=0, atol=0)
+
+
+def test_noise_of_the_right_size_reaches_live_coordinates_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    masks = some_masks(model, 8) | {"3.weight": torch.rand(6, 64) < 0.5}
+    drawn: list[int] = []
+    add = Noise.add_
+
+    def counted(self: Noise, tensors: list[Tensor], stds: list[float]) -> None:
+        drawn.append(sum(t.numel() for t in tensors))
+        add(self, tensors, stds)
+
+    monkeypatch.setattr(Noise, "add_", counted)
+    private = make(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), freeze=Scripted(lambda step: masks), noise_multiplier=3.0,
+        sample_rate=1e-9, steps=400,
+    )  # fmt: skip
+    private.optimizer.expected_batch = 1.0
+    live = {n: as_tensor(m, model.get_parameter(n).shape) for n, m in masks.items()}
+    F.cross_entropy(model(data().tensors[0]), data().tensors[1])  # the model is seen before the empty batches come
+    moved = []
+    for _ in range(400):
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        step(private)
+        change = {name: p - before[name] for name, p in model.named_parameters()}
+        assert all((change[name][~live[name]] == 0).all() for name in live)
+        moved.append(torch.cat([change[name][live[name]] for name in live]))
+    number = sum(int(mask.sum()) for mask in live.values())
+    assert set(drawn) == {number}
+    noise = torch.stack(moved).double()
+    samples = noise.numel()
+    assert abs(noise.std() / 1.5 - 1) < 5 / math.sqrt(2 * samples)  # 3 times the clipping norm of 0.5
+    assert (noise.std(0) > 1.2).all()
+
+
+def test_velocity_flows_only_if_it_is_asked_to() -> None:
+    for velocity in ("stands", "flows"):
+        model = net()
+        freezer = hoarfrost.freeze.Random(0.5, redraw="step", velocity=velocity, seed=3)  # type: ignore[arg-type]
+        private = make(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), freeze=freezer, steps=20)
+        step(private)
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        step(private)
+        facts = private.optimizer.switch.facts
+        live = freezer.live(1, facts)
+        still = all(
+            torch.equal(p[~as_tensor(live[name], p.shape)], before[name][~as_tensor(live[name], p.shape)])
+            for name, p in model.named_parameters()
+        )
+        assert still == (velocity == "stands")
+
+
+def test_the_posterior_variant_clips_with_everything_and_moves_what_is_live() -> None:
+    model, plain = net(), net()
+    freezer = hoarfrost.freeze.Random(0.5, posterior=True)
+    private = make(model, freeze=freezer, steps=20)
+    x, y = data().tensors
+    gradients = oracle.gradients(
+        plain, (x, y), lambda m, batch: F.cross_entropy(m(batch[0]), batch[1], reduction="sum")
+    )
+    total = oracle.clipped_sum(gradients, 0.5)
+    step(private)
+    live = freezer.live(0, private.optimizer.switch.facts)
+    for name, p in plain.named_parameters():
+        expected = p - 0.5 * total[name] * as_tensor(live[name], p.shape) / N
+        torch.testing.assert_close(model.get_parameter(name), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_frozen_prefix_ends_the_backward_pass() -> None:
+    model = net()
+    private = make(model, freeze=hoarfrost.freeze.Layers(first=1, step=0))
+    seen: list[bool] = []
+    model[1].register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
+    step(private)
+    assert seen[-1] is False
+    assert model[0].weight.requires_grad is False
+
+
+def test_freezing_by_hand_between_backward_and_step_wins() -> None:
+    model = net()
+    private = make(model, freeze=Scripted(lambda step: dict.fromkeys(dict(net().named_parameters()), True)))
+    for x, y in private.loader:
+        F.cross_entropy(model(x), y).backward()
+        model[3].requires_grad_(False)
+        before = model[3].weight.clone()
+        private.optimizer.step()
+        assert torch.equal(model[3].weight, before)
+        break
+
+
+def test_what_somebody_else_froze_is_not_thawed() -> None:
+    model = net()
+    model[3].requires_grad_(False)
+    private = make(model, freeze=hoarfrost.freeze.Layers(first=1, step=1))
+    before = model[3].weight.clone()
+    for _ in range(3):
+        step(private)
+    assert torch.equal(model[3].weight, before)
+    assert model[3].weight.requires_grad is False
+
+
+REFUSED: dict[str, tuple[Callable[[], Freezer], str]] = {
+    "rate 1": (lambda: hoarfrost.freeze.Random(1.0), "below 1"),
+    "nothing left": (lambda: hoarfrost.freeze.Random(0.999, granularity="tensor"), "leaves none"),
+    "a name": (lambda: hoarfrost.freeze.Layers(names=["conv7"]), "named 'conv7'"),
+    "all layers": (lambda: hoarfrost.freeze.Layers(first=3), "leave none"),
+    "everything": (lambda: Scripted(lambda step: {}), "nothing is live in step 0"),
+    "strangers": (lambda: Scripted(lambda step: {"head": True, "0.weight": True}), "speaks of head"),
+    "wrong shape": (lambda: Scripted(lambda step: {"0.weight": torch.ones(2, dtype=torch.bool)}), "parameter's shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_schedule_that_makes_no_sense_is_an_error_and_never_a_full_step(case: str) -> None:
+    freezer, message = REFUSED[case]
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InvalidValue, match=message):
+        step(make(model, freeze=freezer(), steps=5))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_rate_0_is_training_as_ever() -> None:
+    a, b = net(), net()
+    frozen, plain = make(a, freeze=hoarfrost.freeze.Random(0.0), steps=3), make(b, steps=3)
+    step(frozen)
+    step(plain)
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+class Notes(Freezer):
+    """Remembers what it was shown."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self.seen: list[Mapping[str, Tensor]] = []
+
+    def live(self, step: int, facts: Facts) -> Live:
+        return {name: name != "0.weight" for name in facts.shapes}
+
+    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+        self.seen.append({name: g.clone() for name, g in gradients.items()})
+
+
+def test_an_observing_freezer_sees_the_very_noise_that_moved_the_weights() -> None:
+    """One draw of noise over all coordinates: a second one would be a second release."""
+    model, notes = net(), Notes()
+    private = make(model, torch.optim.SGD(model.parameters(), lr=1.0), freeze=notes, noise_multiplier=2.0)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    step(private)
+    for name, p in model.named_parameters():
+        if name == "0.weight":
+            assert torch.equal(p, before[name])
+            assert (notes.seen[0][name] != 0).all()  # noise alone
+        else:
+            torch.testing.assert_close(before[name] - p, notes.seen[0][name], rtol=1e-4, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,18 @@ class Private:
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
         known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
+        step = self.loader.poisson.event(self.noise_multiplier, 1)
         for run, event in spent.items():
-            if run == self.run:
+            if run == self.run and replace(event, steps=1) == step:
                 self._charged = max(self._charged, event.steps)
                 continue
-            accounts = (event, self.earlier.get(run, event), known.get(run, event))
-            self.earlier[run] = max(accounts, key=lambda account: account.steps)
+            # A run is known by its name and by what its steps were: another noise under the same name is another run.
+            name = f"{run} ({event.noise_multiplier:g}, {event.sample_rate:g})" if run == self.run else run
+            while name in self.earlier and replace(self.earlier[name], steps=1) != replace(event, steps=1):
+                name += "'"
+            accounts = [event, self.earlier.get(name, event), known.get(run, event)]
+            same = [account for account in accounts if replace(account, steps=1) == replace(event, steps=1)]
+            self.earlier[name] = max(same, key=lambda account: account.steps)
         self._skip_used_noise()
         if self._planned is not None:
             self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))

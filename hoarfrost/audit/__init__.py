@@ -5,6 +5,8 @@ from hoarfrost.audit.accounts import books as books
 from hoarfrost.audit.batches import SamplingAudit as SamplingAudit
 from hoarfrost.audit.batches import sampling as sampling
 from hoarfrost.audit.battery import configurations as configurations
+from hoarfrost.audit.blank import NoiseAudit as NoiseAudit
+from hoarfrost.audit.blank import noise as noise
 from hoarfrost.audit.canaries import Freezing as Freezing
 from hoarfrost.audit.guesses import OneRunAudit as OneRunAudit
 from hoarfrost.audit.neighbours import SensitivityAudit as SensitivityAudit

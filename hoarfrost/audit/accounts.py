@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.untrusted import size_of
@@ -54,8 +55,9 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
         own = folder / "ledger.jsonl"
         ledger = Ledger(own if own.exists() else run["ledger"], key)
         name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
-        entry = {entry.run: entry for entry in ledger.entries}[name]
-        alarms = list(_disagreements(ledger, stated, releases, entry.spent))
+        # In a ledger of its own, everything is the folder's: also what was given up for an older checkpoint.
+        ours = [entry for entry in ledger.entries if own.exists() or entry.run in run["runs"]]
+        alarms = list(_disagreements(ledger, stated, releases, ours, int(run["steps_taken"])))
         cost = epsilon(releases, delta, accountant)
         other = epsilon(releases, delta, "rdp" if accountant == "pld" else "pld")
     except (KeyError, TypeError, ValueError) as error:
@@ -66,25 +68,28 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
         alarms=tuple(alarms),
         run=name,
         stated_steps=sum(event.steps for event in releases),
-        charged_steps=entry.reserved,
-        released_steps=entry.committed,
+        charged_steps=sum(entry.reserved for entry in ours),
+        released_steps=sum(entry.committed for entry in ours),
         stated_epsilon=claimed,
         second_epsilon=other,
     )
 
 
 def _disagreements(
-    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], spent: Gaussian
+    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], ours: list[Entry], taken: int
 ) -> Iterator[str]:
     if stated["ledger_head"] is not None:
         try:
             ledger.check(stated["ledger_head"])
         except HoarfrostError as error:
             yield str(error)
-    same = [event for event in releases if (event.noise_multiplier, event.sample_rate) == (
-        spent.noise_multiplier, spent.sample_rate)]  # fmt: skip
-    if sum(event.steps for event in same) < spent.steps:
-        yield f"the ledger charged {spent}, which is more than the run states"
+    reserved = sum(entry.reserved for entry in ours)
+    if reserved < taken:
+        yield f"the run took {taken} steps, and its ledger knows of {reserved}"
+    for kind in {replace(entry.spent, steps=1) for entry in ours if entry.reserved}:
+        charged = sum(entry.reserved for entry in ours if replace(entry.spent, steps=1) == kind)
+        if sum(event.steps for event in releases if replace(event, steps=1) == kind) < charged:
+            yield f"the ledger charged {replace(kind, steps=charged)}, which is more than the run states"
 
 
 def facts(folder: Path, name: str) -> dict[str, Any]:

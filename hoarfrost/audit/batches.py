@@ -71,33 +71,44 @@ def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed:
             f"give at least {math.ceil(1 / sample_rate)} of both"
         )
     loader = PoissonLoader(Examples(torch.arange(records)).loader(), sample_rate=sample_rate, steps=steps, seed=seed)
-    drawn: list[Counts] = []
+    sizes: list[int] = []
+    drawn = np.zeros(records, np.int64)
+    repeated = False
     while loader.steps_drawn < steps:
-        drawn.extend(np.bincount(batch.numpy(), minlength=records) for batch in loader)
-    counts = np.stack(drawn)  # [steps, records]
+        for batch in loader:
+            counts = np.bincount(batch.numpy(), minlength=records)
+            sizes.append(int(counts.sum()))
+            drawn += counts
+            repeated |= bool(counts.max() > 1)
+    batch_sizes = np.array(sizes)
     return SamplingAudit(
-        alarms=tuple(_faults(counts, sample_rate)),
-        sample_rate=sample_rate, records=records, steps=steps, rate_measured=float(counts.mean()),
-        batch_spread=_spread(counts.sum(1), records, sample_rate),
-        record_spread=_spread(counts.sum(0), steps, sample_rate),
+        alarms=tuple(_faults(batch_sizes, drawn, repeated, sample_rate)),
+        sample_rate=sample_rate, records=records, steps=steps, rate_measured=float(drawn.sum() / (records * steps)),
+        batch_spread=_spread(batch_sizes, records, sample_rate),
+        record_spread=_spread(drawn, steps, sample_rate),
     )  # fmt: skip
 
 
-def _faults(counts: Counts, rate: float) -> Iterator[str]:
-    steps, records = counts.shape
-    if counts.max() > 1:
+def enough(sample_rate: float) -> int:
+    """How many records, and steps, `sampling` should look at for such a rate."""
+    return max(1000, math.ceil(5 / sample_rate))
+
+
+def _faults(sizes: Counts, drawn: Counts, repeated: bool, rate: float) -> Iterator[str]:
+    steps, records = len(sizes), len(drawn)
+    if repeated:
         yield "a record is in a batch more than once"
-    total = int(counts.sum())
-    p = 2 * min(binom.cdf(total, counts.size, rate), binom.sf(total - 1, counts.size, rate))
+    total, trials = int(sizes.sum()), steps * records
+    p = 2 * min(binom.cdf(total, trials, rate), binom.sf(total - 1, trials, rate))
     if p < ALPHA:
-        yield f"records are drawn at a rate of {counts.mean():.6g}, not {rate:.6g} (p = {p:.1g})"
-    for what, sums, trials in (
-        ("batch sizes vary", counts.sum(1), records),
-        ("how often a record is drawn varies", counts.sum(0), steps),
+        yield f"records are drawn at a rate of {total / trials:.6g}, not {rate:.6g} (p = {p:.1g})"
+    for what, sums, among in (
+        ("batch sizes vary", sizes, records),
+        ("how often a record is drawn varies", drawn, steps),
     ):
-        p = _spread_p(sums, trials, rate)
+        p = _spread_p(sums, among, rate)
         if p < ALPHA:
-            yield f"{what} {_spread(sums, trials, rate):.3g} times as much as in Poisson sampling (p = {p:.1g})"
+            yield f"{what} {_spread(sums, among, rate):.3g} times as much as in Poisson sampling (p = {p:.1g})"
 
 
 def _spread(sums: Counts, trials: int, rate: float) -> float:

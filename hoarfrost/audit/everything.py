@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hoarfrost.audit.accounts import books, facts
-from hoarfrost.audit.batches import sampling
+from hoarfrost.audit.batches import enough, sampling
+from hoarfrost.audit.blank import noise
 from hoarfrost.audit.neighbours import sensitivity
 from hoarfrost.audit.one_training import one_run
 from hoarfrost.audit.release import step
@@ -58,16 +59,18 @@ def everything(
         ledger: what `one_run` draws on.
     """
     recipe = subject.recipe
-    noise = None
+    multiplier = None
     if subject.folder is not None:
         yield books(subject.folder, key)
-        noise = facts(subject.folder, "run.json").get("noise_multiplier")
-        if isinstance(noise, bool) or not isinstance(noise, int | float):
+        multiplier = facts(subject.folder, "run.json").get("noise_multiplier")
+        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
             raise InvalidValue(f"{subject.folder / 'run.json'} does not say how much noise there was")
     with surroundings(recipe):
         where = device_for(device)
-        run = prepare(recipe, where, noise_multiplier=noise)
-        yield sampling(sample_rate=run.private.sample_rate)
+        run = prepare(recipe, where, noise_multiplier=multiplier)
+        # A rate below 1e-4 would take too long to see: the same code is looked at with a larger one.
+        rate = max(run.private.sample_rate, 1e-4)
+        yield sampling(sample_rate=rate, records=enough(rate), steps=enough(rate))
         yield from _steps(run)
     if canaries is not None:
         yield one_run(recipe, canaries=canaries, ledger=ledger, device=device)
@@ -77,10 +80,15 @@ def _steps(run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
     clip = private.optimizer.engine.clipper
     yield sensitivity(clip=clip, device=run.device)
+    plain = prepare(recipe, run.device, noise_multiplier=0.0, splits=run.splits).private.model
     if run.splits.train.tensors[0].is_floating_point():
-        plain = prepare(recipe, run.device, noise_multiplier=0.0, splits=run.splits).private.model
-        yield sensitivity(clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, device=run.device)
+        yield sensitivity(
+            clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, views=recipe.loop.views,
+            max_physical_batch=3 * recipe.loop.views, device=run.device,
+        )  # fmt: skip
     if private.noise_multiplier > 0:
+        examples = run.splits.train.tensors[0]
+        yield noise(model=plain, shape=run.splits.shape, dtype=examples.dtype, clip=clip, device=run.device)
         yield step(
             noise_multiplier=private.noise_multiplier,
             clip=clip,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class Allowance:
         validate.whole(ahead=ahead)
         self.ledger, self.number, self.ahead = ledger, number, ahead
         self._in_hand = 0  # reserved by this object, and not taken yet
+        self._owner = os.getpid()
 
     @property
     def entry(self) -> Entry:
@@ -44,6 +46,8 @@ class Allowance:
 
     def reserve(self) -> None:
         """Before every batch: sees that its step is paid for."""
+        if self._owner != os.getpid():
+            self._in_hand, self._owner = 0, os.getpid()  # after a fork, what was reserved is the parent's
         if self._in_hand == 0:
             with self.ledger._writing() as writer:
                 steps = min(self.ahead, self.entry.held.steps)

@@ -7,7 +7,7 @@ import hmac
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -67,6 +67,7 @@ class Ledger:
         self._journal = Journal(self.path, key)
         self._entries: dict[int, Entry] = {}  # by the number of the record that admitted it
         self._numbers: dict[str, int] = {}  # by the run's name
+        self._unsettled = False  # what follows was broken off: memory may lack records that the file has
         self.budget: float | None = None
         self.delta = math.nan
         self.accountant: Accountant = "pld"
@@ -111,6 +112,8 @@ class Ledger:
                 raise InvalidValue("a privacy filter is made for a budget: give epsilon=")
             accountant = privacy_filter(epsilon, delta)
         check_accountant(accountant)
+        if not isinstance(note, str) or not isinstance(seeded, bool):
+            raise InvalidValue("note is a text, and seeded is True or False")
         first = {
             "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,
             "keyed": key is not None, "seeded": seeded, "note": note, "who": _who(), "code": _code(), "at": now(),
@@ -122,7 +125,8 @@ class Ledger:
 
     def refresh(self) -> None:
         """Reads what others have written."""
-        self._take(self._journal.read())
+        with self._settled():
+            self._take(self._journal.read())
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -191,6 +195,7 @@ class Ledger:
         data: str | None = None,
         new_data: bool = False,
         ahead: int = 1,
+        instead_of: Collection[str] = (),
     ) -> Allowance:
         """Asks for ``event.steps`` steps; refuses what would exceed the budget together with all that is spent or held.
 
@@ -200,6 +205,7 @@ class Ledger:
             data: the data set's `fingerprint`. One that differs from the ledger's earlier ones is refused, unless it is
                 said to be ``new_data``: the same people's, say, with some added.
             ahead: so many steps are reserved at a time: fewer writes, and as many lost when the process is killed.
+            instead_of: open runs that are closed if this one is admitted; what they hold is free for it.
         """
         validate.whole(steps=event.steps, ahead=ahead)
         with self._writing() as writer:
@@ -209,7 +215,7 @@ class Ledger:
             self._refuse_seeded(seeded)
             if not new_data:
                 self._refuse_other_data(data)
-            self._refuse_beyond_budget(event)
+            self._refuse_beyond_budget(event, instead_of)
             record = self._append(
                 writer,
                 {
@@ -217,6 +223,9 @@ class Ledger:
                     "event": event.as_dict(), "seeded": seeded, "data": data,
                 },
             )  # fmt: skip
+            for entry in self.entries:
+                if entry.run in instead_of and not entry.closed:
+                    self._append(writer, {"kind": "close", "for": entry.number, "at": now()})
             return Allowance(self, int(record["n"]), ahead)
 
     def resume(self, run: str, *, ahead: int = 1) -> Allowance:
@@ -258,9 +267,23 @@ class Ledger:
     def _writing(self) -> Iterator[Writer]:
         if self.keyed and self._key is None:
             raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
-        with self._journal.locked() as writer:
+        with self._settled(), self._journal.locked() as writer:
             self._take(writer.new)
             yield writer
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Whatever breaks off what is done inside (Ctrl-C, a full disk), the file is read anew the next time."""
+        if self._unsettled and self._journal.damage is None:
+            known = self._journal.head if self._journal.hashes else None
+            self._journal, self._entries, self._numbers = Journal(self.path, self._key), {}, {}
+            self._take(self._journal.read())
+            if known is not None and not self._journal.contains(known):
+                self._journal.damage = LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
+                raise self._journal.damage
+        self._unsettled = True
+        yield
+        self._unsettled = False
 
     def _append(self, writer: Writer, body: Mapping[str, Any], *, durable: bool = True) -> dict[str, Any]:
         try:  # before it is written: a record that cannot be would spoil the file for all
@@ -332,10 +355,11 @@ class Ledger:
                 "If the data have changed, say so with --accept data"
             )
 
-    def _refuse_beyond_budget(self, event: Gaussian) -> None:
+    def _refuse_beyond_budget(self, event: Gaussian, instead_of: Collection[str] = ()) -> None:
         if self.budget is None:
             return
-        wanted = epsilon_of((*self.spent(), *self.held(), event), self.delta, self.accountant)
+        others = [entry.held for entry in self.entries if entry.held.steps and entry.run not in instead_of]
+        wanted = epsilon_of((*self.spent(), *others, event), self.delta, self.accountant)
         if wanted <= self.budget:
             return
         buys = self.steps_left(event.sample_rate, event.noise_multiplier) or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class Batch:
     def __init__(self) -> None:
         self.sums: dict[nn.Parameter, Tensor] = {}
         self.chunk: Chunk | None = None
+        self.owner = os.getpid()  # the process that the chunk was handed to
         self.covered = 0  # examples of the chunk that backward passes have reached
         self.unreleased = False  # a whole batch was summed, and the next one began before anyone stepped
 
@@ -38,7 +40,7 @@ class Batch:
             self.unreleased = self.chunk is not None and self.chunk.last and bool(self.sums)
             if not self.unreleased:
                 self.sums = {}  # a batch broken off half-way is forgotten: nothing of it was released
-        self.chunk, self.covered = chunk, 0
+        self.chunk, self.covered, self.owner = chunk, 0, os.getpid()
 
     def cover(self, examples: int, chunk: Chunk | None) -> Chunk:
         """Accounts for a backward pass over ``examples`` examples that were run when ``chunk`` was the newest.
@@ -74,6 +76,11 @@ class Batch:
             raise NotPrivate(
                 "optimizer.step() without a batch: every step needs a Poisson batch of its own, drawn since the last "
                 "step from the loader that make_private returned."
+            )
+        if self.owner != os.getpid():
+            raise NotPrivate(
+                "optimizer.step() in another process than the one that drew the batch: a fork would release the same "
+                "step twice. Let the process that trains draw its own batches."
             )
         if not self.chunk.last:
             return None

@@ -69,8 +69,17 @@ class Checkpoint:
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidValue(line(f"cannot read the checkpoint {shown_path(path)}: {_reason(error)}")) from error
 
-    def restore(self, private: Private, scheduler: LRScheduler | None = None) -> None:
+    def restore(
+        self,
+        private: Private,
+        scheduler: LRScheduler | None = None,
+        *,
+        also: Mapping[str, budget.Gaussian] | None = None,
+    ) -> None:
         """Brings model, optimizer, scheduler and sampler to where they were; what was spent since stays spent.
+
+        Args:
+            also: what else was spent on these weights or on others beside them, by run.
 
         Guarantees:
             Noise and batches that follow are new ones. Nothing is refunded (`Private.restore`).
@@ -81,12 +90,12 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
+            private.restore(steps_taken=self.steps_taken, position=self.position, spent={**self.spent, **(also or {})})
             weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
             private.model.load_state_dict(weights)
             _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
-            private.restore(steps_taken=self.steps_taken, position=self.position, spent=self.spent)
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
             reason = line(f"the checkpoint {shown_path(self.path)} does not fit this run: {_reason(error)}")
             raise InvalidValue(reason) from error

@@ -35,6 +35,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.new = True
+        self._owned = False  # nobody else had put anything into it when it was made
         self._made: list[Path] = []  # from the outermost folder inwards
         if path.exists() and not path.is_dir():
             raise InvalidValue(f"the run folder {path} is a file; choose another --out")
@@ -57,7 +58,7 @@ class RunFolder:
         if not (path / "recipe.toml").is_file():
             raise InvalidValue(f"{path} is not a run folder: there is no recipe.toml in it")
         folder = cls.__new__(cls)
-        folder.path, folder._made, folder.new = path, [], False
+        folder.path, folder._made, folder.new, folder._owned = path, [], False, False
         return folder
 
     @contextmanager
@@ -79,18 +80,23 @@ class RunFolder:
                 folder.mkdir()
                 self._made.append(folder)
         except OSError as error:
-            self.remove()
+            self._unmake()
             raise InvalidValue(f"cannot make the run folder {self.path}: {error.strerror}") from error
+        self._owned = True
         self.text("not-private/README.txt", NOT_PRIVATE)
 
     def remove(self) -> None:
-        """Takes back what was made, if the run came to nothing. The folder was empty, or was not there at all."""
-        for entry in self.path.iterdir() if self.path.is_dir() else ():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        """Takes back what was made, if the run came to nothing. What another process made stays."""
+        if self._owned:
+            for entry in self.path.iterdir() if self.path.is_dir() else ():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        self._unmake()
+
+    def _unmake(self) -> None:
         for folder in reversed(self._made):
-            if folder.exists() and not _entries(folder):
+            with suppress(OSError):  # somebody else has put something into it
                 folder.rmdir()
-        self._made = []
+        self._made, self._owned = [], False
 
     def text(self, name: str, text: str) -> None:
         """Writes a text file."""

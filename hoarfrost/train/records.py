@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 import traceback
@@ -10,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from hoarfrost.budget import Statement
+from hoarfrost.budget import Gaussian, Statement
 from hoarfrost.train import checkpoint, fingerprint, words
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
@@ -57,6 +58,8 @@ class Records:
 
     def resume(self) -> None:
         """Before the first step after a restart."""
+        for name in ("not-private", "checkpoints"):  # somebody may have taken the former away, as it advises
+            (self.folder.path / name).mkdir(exist_ok=True)
         self.folder.append("metrics.jsonl", {"resumed_at": self.run.private.steps_taken})
         self.open()
 
@@ -137,7 +140,8 @@ class Records:
             "status": status,
             "steps_taken": taken,
             "steps_planned": self.run.steps,
-            "steps_charged": taken if status == "running" else sum(event.steps for event in private.events()),
+            "steps_charged": sum(event.steps for event in statement.releases if isinstance(event, Gaussian)),
+            "runs": {run: event.as_dict() for run, event in private.spent().items()},
             "ledger_head": ledger,
         }
 
@@ -172,6 +176,7 @@ class Records:
             "seeded": private.seeded,
             "ledger": None if private.allowance is None else str(private.allowance.ledger.path),
             "run": private.run,
+            "runs": sorted({private.run, *private.spent(), *runs_of(self.folder.path)}),
             "device": str(run.device),
             "warnings": list(run.warnings),
             "versions": _versions(),
@@ -179,8 +184,18 @@ class Records:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """A run folder's checkpoints, from the oldest to the newest."""
-    return sorted((folder / "checkpoints").glob("step-*.safetensors"))
+    """A run folder's checkpoints, from the one written first to the one written last."""
+    found = (folder / "checkpoints").glob("step-*.safetensors")
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def runs_of(folder: Path) -> list[str]:
+    """The names of all runs that ever trained in a folder, as far as it says so."""
+    try:
+        runs = json.loads((folder / "run.json").read_text("utf-8"))["runs"]
+        return [run for run in runs if isinstance(run, str)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
 
 
 def _versions() -> dict[str, str]:

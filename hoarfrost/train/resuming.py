@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hoarfrost import budget
+from hoarfrost.budget._journal import Head
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.train import fingerprint
 from hoarfrost.train.checkpoint import Checkpoint
@@ -16,7 +18,7 @@ from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Prepared, prepare
 from hoarfrost.train.reading import read_recipe
 from hoarfrost.train.recipe import Recipe
-from hoarfrost.train.records import checkpoints
+from hoarfrost.train.records import checkpoints, runs_of
 
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.
 HARMLESS = {
@@ -27,14 +29,19 @@ DATA = "data"  # how a changed data set is called, wherever it lies
 
 
 def find(source: Path) -> tuple[RunFolder, Checkpoint]:
-    """The run folder and its newest checkpoint; or the checkpoint that ``source`` itself is."""
+    """The run folder and the checkpoint that was written last; or the checkpoint that ``source`` itself is."""
     if source.is_file():
         return RunFolder.existing(source.parent.parent), Checkpoint.read(source)
     folder = RunFolder.existing(source)
-    found = checkpoints(source)
+    found = [Checkpoint.read(path) for path in checkpoints(source)]
     if not found:
         raise InvalidValue(f"there is no checkpoint in {source / 'checkpoints'}; train anew")
-    return folder, Checkpoint.read(found[-1])
+    # By the ledger, which only grows: after going back to an older one, more steps do not mean later.
+    return folder, max(found, key=lambda each: (_place(each), each.steps_taken))
+
+
+def _place(saved: Checkpoint) -> int:
+    return -1 if saved.ledger is None else Head.parse(saved.ledger["head"]).number
 
 
 def recipe_of(folder: RunFolder, overrides: Iterable[str]) -> Recipe:
@@ -72,30 +79,59 @@ def prepared(
     _refuse(changed, accept)
 
     private = run.private
+    behind = spent_in(folder, saved, ledger)
     same_charge = DATA not in changed and (private.noise_multiplier, private.sample_rate) == (noise, rate)
-    ahead = recipe.loop.reserve_ahead
     entry = ledger.find(old)
-    if entry is not None and same_charge and not entry.closed:
-        private.draw_on(ledger.resume(old, ahead=ahead))
-    else:
-        rest = run.steps - saved.steps_taken
+    goes_on = entry is not None and same_charge and not entry.closed
+    rest = run.steps - saved.steps_taken
+    if not goes_on:
         if rest < 1:
             raise InvalidValue(f"all {run.steps} steps of this run are taken: nothing is left to do")
         if recipe.privacy.epsilon is not None and same_charge:
-            raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
-        if recipe.privacy.epsilon is not None:
-            more = _noise_for_the_rest(recipe, private.sample_rate, rest, saved, ledger)
+            rest = min(rest, _left_of_the_plan(run, behind))
+        elif recipe.privacy.epsilon is not None:
+            more = _noise_for_the_rest(recipe, private.sample_rate, rest, behind)
             run = prepare(recipe, device, noise_multiplier=more, splits=run.splits)
             private = run.private
-        if entry is not None and not entry.closed:
-            ledger.close(old)
-        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed))
-    saved.restore(private, run.scheduler)
+    # What does not fit is refused here, before the ledger changes; and what was lost counts, whatever follows.
+    saved.restore(private, run.scheduler, also=behind)
+    others = [name for name in behind if name != old or not goes_on]
+    if goes_on:
+        private.draw_on(ledger.resume(old, ahead=recipe.loop.reserve_ahead))
+        for name in others:
+            if (other := ledger.find(name)) is not None and not other.closed:
+                ledger.close(name)
+    else:
+        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others))
+    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent={**saved.spent, **behind})
     return run
 
 
+def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> dict[str, budget.Gaussian]:
+    """What was ever spent in a run folder, by run: also on weights that were given up for an older checkpoint's."""
+    ours = {*saved.spent, *runs_of(folder.path)}
+    own = ledger.path.resolve().parent == folder.path.resolve()
+    known = {entry.run: entry.spent for entry in ledger.entries if own or entry.run in ours}
+    return {**saved.spent, **known}
+
+
+def _left_of_the_plan(run: Prepared, behind: Mapping[str, budget.Gaussian]) -> int:
+    """How many steps a calibrated run that was closed has left: its noise was chosen for all of them, and no more."""
+    step = run.private.loader.poisson.event(run.private.noise_multiplier, 1)
+    used = sum(event.steps for event in behind.values())
+    if used >= run.steps or any(replace(event, steps=1) != step for event in behind.values()):
+        raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
+    return run.steps - used
+
+
 def admitted(
-    run: Prepared, ledger: budget.Ledger, *, steps: int | None = None, what: str = "", new_data: bool = False
+    run: Prepared,
+    ledger: budget.Ledger,
+    *,
+    steps: int | None = None,
+    what: str = "",
+    new_data: bool = False,
+    instead_of: Collection[str] = (),
 ) -> budget.Allowance:
     """Asks the ledger for the run's steps, or for so many of them."""
     private = run.private
@@ -107,18 +143,16 @@ def admitted(
         data=ledger.fingerprint(run.digest),
         new_data=new_data,
         ahead=run.recipe.loop.reserve_ahead,
+        instead_of=instead_of,
     )
 
 
-def _noise_for_the_rest(
-    recipe: Recipe, sample_rate: float, rest: int, saved: Checkpoint, ledger: budget.Ledger
-) -> float:
+def _noise_for_the_rest(recipe: Recipe, sample_rate: float, rest: int, behind: Mapping[str, budget.Gaussian]) -> float:
     """The noise with which the rest of the run stays within epsilon, together with all that was spent on it before."""
     asked = recipe.privacy
     assert asked.epsilon is not None
-    spent = dict(saved.spent) | {entry.run: entry.spent for entry in ledger.entries if entry.run in saved.spent}
     return budget.noise_multiplier(
-        asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=tuple(spent.values())
+        asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=tuple(behind.values())
     )
 
 

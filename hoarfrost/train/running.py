@@ -204,9 +204,10 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
 def _end_early(error: BaseException, records: Records) -> None:
     """Leaves the folder as it can be left; what an error says about the data does not get out of it."""
     private, folder = records.run.private, records.folder
+    unused = private.allowance is not None and private.allowance.entry.reserved == 0
+    if unused and private.allowance is not None and not private.allowance.entry.closed:
+        private.allowance.close()
     if folder.new and private.charged == 0:
-        if private.allowance is not None and not private.allowance.entry.closed:
-            private.allowance.close()
         folder.remove()
         return
     if isinstance(error, KeyboardInterrupt):

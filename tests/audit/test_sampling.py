@@ -80,7 +80,8 @@ def test_alarms_are_as_rare_as_promised(monkeypatch: pytest.MonkeyPatch) -> None
     """At a level that can be counted: three tests at 2 % each, where batches hold one record or two."""
     monkeypatch.setattr(batches, "ALPHA", 0.02)
     random = np.random.default_rng(0)
-    alarms = [list(batches._faults(random.random((300, 300)) < 0.005, 0.005)) for _ in range(500)]
+    drawn = [random.random((300, 300)) < 0.005 for _ in range(500)]
+    alarms = [list(batches._faults(each.sum(1), each.sum(0), False, 0.005)) for each in drawn]
     assert 0.03 < sum(map(len, alarms)) / 500 < 0.09
 
 

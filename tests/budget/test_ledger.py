@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import hoarfrost
 from hoarfrost.budget import Gaussian, Ledger, epsilon, make_key, privacy_filter, read_key
 from hoarfrost.budget._journal import Journal
-from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
+from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged, NotPrivate
 from hoarfrost.sampling.poisson import Poisson
 
 STEP = Gaussian(noise_multiplier=1.0, sample_rate=0.01)
@@ -642,3 +643,99 @@ def test_a_filter_is_chosen_for_the_budget_and_kept(path: Path) -> None:
 def test_a_filter_needs_a_budget(path: Path) -> None:
     with pytest.raises(InvalidValue, match="made for a budget"):
         Ledger.create(path, epsilon=None, delta=1e-5, accountant="filter")
+
+
+# What breaks off in the middle.
+
+
+@pytest.mark.parametrize("where", ["hoarfrost.budget.ledger.Ledger._apply", "hoarfrost.budget._journal.Journal._hash"])
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_an_interrupt_while_records_are_read_loses_none(path: Path, where: str, number: int) -> None:
+    ledger = new(path, budget=None)
+    other = Ledger(path)
+    allowance = other.admit(replace(STEP, steps=20))
+    for _ in range(6):
+        allowance.reserve()
+    owner, _, name = where.rpartition(".")
+    module, _, cls = owner.rpartition(".")
+    kind = getattr(sys.modules[module], cls)
+    plain, calls = getattr(kind, name), []
+
+    def interrupt(self: Any, *args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return plain(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.refresh()
+    ledger.refresh()
+    assert ledger.entries == Ledger(path).entries
+    assert ledger.entries[0].reserved == 6
+
+
+def test_an_interrupt_between_writing_and_remembering_does_not_spoil_the_file(path: Path) -> None:
+    new(path, budget=None)
+    allowance = Ledger(path).admit(replace(STEP, steps=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "_take", interrupt_on_call(2))
+        with pytest.raises(KeyboardInterrupt):
+            allowance.reserve()
+    allowance.reserve()
+    with pytest.raises(BudgetSpent):
+        allowance.reserve()
+    assert Ledger(path).entries[0].reserved == 2
+
+
+def interrupt_on_call(number: int) -> Any:
+    plain, calls = Ledger._take, []
+
+    def take(self: Ledger, records: Any) -> None:
+        calls.append(None)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        plain(self, records)
+
+    return take
+
+
+def test_what_was_reserved_ahead_is_the_parents_after_a_fork(path: Path) -> None:
+    new(path, budget=None)
+    allowance = Ledger(path).admit(replace(STEP, steps=20), ahead=5)
+    allowance.reserve()
+    child = os.fork()
+    if child == 0:
+        try:
+            allowance.reserve()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    allowance.reserve()
+    assert Ledger(path).entries[0].reserved == 10
+
+
+def test_a_step_belongs_to_the_process_that_drew_its_batch(path: Path) -> None:
+    made = private(Watched(lambda index: None), ledger=None)
+    for x, _ in made.loader:
+        made.model(x).mean().backward()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                made.optimizer.step()
+            except NotPrivate:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        made.optimizer.step()
+        break
+
+
+@pytest.mark.parametrize("wrong", [{"note": None}, {"seeded": 1}])
+def test_a_ledger_that_nobody_could_read_is_not_made(path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue):
+        Ledger.create(path, epsilon=1.0, delta=1e-5, **wrong)
+    assert not path.exists()

@@ -26,7 +26,7 @@ def test_a_right_run_raises_no_alarm(folder: Path) -> None:
     said = json.loads(result.stdout)
     assert said["passed"]
     kinds = [audit["kind"] for audit in said["audits"]]
-    assert kinds == ["books", "sampling", "sensitivity", "sensitivity", "step"]
+    assert kinds == ["books", "sampling", "sensitivity", "sensitivity", "noise", "step"]
     step = said["audits"][-1]
     assert step["mu_claimed"] == 1.0
     assert 0.9 < step["mu_lower"] < 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import subprocess
@@ -358,3 +359,31 @@ def test_another_network_s_checkpoint_is_refused(path: Path) -> None:
     save(path, seeded())
     with pytest.raises(InvalidValue, match="does not fit this run"):
         Checkpoint.read(path).restore(new())
+
+
+def test_a_restore_that_fails_half_way_has_counted_what_the_weights_cost(path: Path) -> None:
+    private = new()
+    train(private, 5)
+    save(path, private)
+    torch.manual_seed(5)
+    model = copy.deepcopy(private.model)
+    groups = [{"params": [p]} for p in model.parameters()]
+    other = hoarfrost.make_private(
+        model, torch.optim.SGD(groups, lr=0.1), private.loader.dataset, sample_rate=private.sample_rate,
+        noise_multiplier=private.noise_multiplier, delta=1e-5,
+    )  # fmt: skip
+    with pytest.raises(InvalidValue):
+        Checkpoint.read(path).restore(other)
+    assert other.epsilon() == private.epsilon()
+
+
+def test_another_noise_under_the_same_name_does_not_replace_what_was_spent(path: Path) -> None:
+    private = new(run="mine", noise_multiplier=0.5)
+    train(private, 5)
+    save(path, private)
+    later = new(run="mine", noise_multiplier=5.0)
+    Checkpoint.read(path).restore(later)
+    assert later.epsilon() == private.epsilon()
+    train(later, 7)
+    assert later.epsilon() > private.epsilon()
+    assert sorted(event.steps for event in later.events()) == [2, 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from hoarfrost.audit import books
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.data import Splits
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue, LedgerDamaged
@@ -21,6 +23,7 @@ from hoarfrost.noise import Noise
 from hoarfrost.sampling import Poisson
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train import prepare as preparing
+from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Average
 from tests.train.recipes import tiny
 
@@ -290,3 +293,75 @@ def test_what_an_error_says_about_the_data_stays_below_not_private(tmp_path: Pat
     for path in (tmp_path / "run").iterdir():
         if path.is_file():
             assert b"4711" not in path.read_bytes()
+
+
+# What was found by trying to break it.
+
+
+def interrupted(start: Callable[..., Any], *args: Any, at: int, **options: Any) -> Any:
+    class Stops(Progress):
+        def step(self, steps: int, average: Average) -> None:
+            if steps == at:
+                os.kill(os.getpid(), 15)
+
+    result = start(*args, progress=Stops(), **options)
+    assert result.status == "interrupted"
+    return result
+
+
+def test_what_was_spent_on_a_branch_that_was_given_up_stays_in_the_statement(tmp_path: Path) -> None:
+    privacy = {"epsilon": 3.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 40}
+    recipe = tiny(privacy=privacy, loop={"threads": 1, "checkpoint_every": 5, "checkpoints_kept": 50})
+    folder = tmp_path / "run"
+    interrupted(run, recipe, out=folder, at=12)
+    interrupted(resume, folder, overrides=["privacy.epsilon=6.0"], at=25)
+    older = folder / "checkpoints" / "step-00000010.safetensors"
+    result = interrupted(resume, older, accept=["privacy.epsilon"], at=17)
+    ledger = Ledger(folder / "ledger.jsonl")
+    assert result.statement.epsilon == epsilon(ledger.spent(), 1e-4)
+    assert [entry.closed for entry in ledger.entries] == [True, True, False]
+    final = resume(folder)  # goes on where the last process was, not with the most steps
+    assert final.statement.epsilon == epsilon(Ledger(folder / "ledger.jsonl").spent(), 1e-4) <= 6.0
+    assert books(folder).passed
+
+
+def test_two_runs_with_the_same_folder_do_not_delete_each_other(tmp_path: Path) -> None:
+    late = RunFolder(tmp_path / "run")  # found it empty, and then took its time
+    run(tiny(), out=tmp_path / "run")
+    with pytest.raises(InvalidValue, match="cannot make the run folder"):
+        late.create()
+    late.remove()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert Ledger(tmp_path / "run" / "ledger.jsonl").entries[0].committed == 7
+
+
+def test_a_refused_change_leaves_the_run_as_it_was(killed: Callable[..., Path], tmp_path: Path) -> None:
+    privacy = {"epsilon": 2.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 7}
+    ledger = Ledger.create(tmp_path / "shared.jsonl", epsilon=2.2, delta=1e-4)
+    folder = killed(5, ledger, loop__checkpoint_every=2, privacy=privacy)
+    for refused in (["privacy.epsilon=7.0"], ["model.hidden=[9]", "privacy.epsilon=2.1"]):
+        before = Ledger(ledger.path).head
+        with pytest.raises(HoarfrostError):
+            resume(folder, overrides=refused)
+        assert Ledger(ledger.path).head == before
+    assert resume(folder).status == "completed"
+
+
+def test_a_run_without_its_not_private_folder_can_be_resumed_if_the_data_are_accepted(
+    killed: Callable[..., Path],
+) -> None:
+    folder = killed(5, loop__checkpoint_every=2)
+    shutil.rmtree(folder / "not-private")
+    with pytest.raises(InvalidValue, match="--accept data"):
+        resume(folder)
+    assert resume(folder, accept=["data"]).status == "completed"
+
+
+def test_a_calibrated_run_that_was_closed_by_hand_has_the_rest_of_its_plan(killed: Callable[..., Path]) -> None:
+    privacy = {"epsilon": 2.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 7}
+    folder = killed(4, loop__checkpoint_every=2, privacy=privacy)
+    ledger = Ledger(folder / "ledger.jsonl")
+    ledger.close(ledger.entries[0].run)
+    result = resume(folder)
+    assert sum(event.steps for event in result.statement.releases) == 7
+    assert result.statement.epsilon <= 2.0

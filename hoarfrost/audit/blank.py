@@ -1,0 +1,98 @@
+"""The noise audit: steps without any example, on a network of one's own, hold nothing but noise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from hoarfrost import validate
+from hoarfrost.audit import whiteness
+from hoarfrost.audit.neighbours import Still
+from hoarfrost.audit.result import Audit
+from hoarfrost.clipping import Clipper, Local
+from hoarfrost.private import make_private
+
+MOST = 20_000  # coordinates of a tensor that are looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseAudit(Audit):
+    """What empty batches released, in units of what they should."""
+
+    kind: ClassVar[str] = "noise"
+
+    model: str
+    coordinates: int
+    steps: int
+    deviation: float  # over the stated one
+
+    def figures(self) -> tuple[str, ...]:
+        return (
+            f"noise audit: {self.model}, {self.coordinates} coordinates, {self.steps} steps on empty batches",
+            f"standard deviation {self.deviation:.4f} of the stated one",
+        )
+
+
+def noise(
+    *,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    clip: Clipper = Local(1.0),  # noqa: B008 - frozen
+    dtype: torch.dtype = torch.float32,
+    rounds: int = 20,
+    device: torch.device | str = "cpu",
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+) -> NoiseAudit:
+    """Takes steps on empty batches, and tests what they release on every parameter of the model.
+
+    Args:
+        model, shape: the model, and the shape of one of its inputs. A copy is audited.
+
+    Guarantees:
+        An alarm is raised for right noise with probability below 1e-5. A pass says that every tensor (up to 20,000
+        coordinates of it) gets independent Gaussian noise of the stated size although no example took part.
+
+    >>> noise(model=nn.Linear(30, 20), shape=(30,)).passed
+    True
+    """
+    validate.whole(rounds=rounds)
+    audited = copy.deepcopy(model).to(device)
+    data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
+    private = make_private(
+        audited, (optimizer or Still)(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
+        noise_multiplier=1.0, delta=0.5, clip=clip,
+    )  # fmt: skip
+    std = math.hypot(*clip.sensitivity)
+    private.optimizer.expected_batch = std
+    named = {name: p for name, p in audited.named_parameters() if p.requires_grad}
+    names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MOST))]
+    seen = []
+    for (x,) in private.loader:
+        private.optimizer.zero_grad()
+        output = audited(x.to(device))
+        if output.requires_grad:
+            output.sum().backward()
+        private.optimizer.step()
+        parts = [_strided(p) for p in named.values()]
+        seen.append(torch.cat(parts).double().cpu().numpy())
+    release = np.stack(seen)
+    faults = whiteness.faults(release, np.ones_like(release, dtype=bool), names)
+    return NoiseAudit(
+        alarms=tuple(faults), model=type(model).__name__, coordinates=release.shape[1], steps=rounds,
+        deviation=float(np.sqrt(np.square(release).mean())),
+    )  # fmt: skip
+
+
+def _strided(p: nn.Parameter) -> torch.Tensor:
+    """Coordinates from all over the tensor."""
+    flat = torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+    chosen = torch.linspace(0, len(flat) - 1, min(len(flat), MOST), device=flat.device, dtype=torch.float64).long()
+    return flat[chosen]

@@ -78,9 +78,13 @@ class Private:
         """What these weights cost so far, by run."""
         return {**self.earlier, self.run: self.loader.poisson.event(self.noise_multiplier, self.charged)}
 
-    def events(self) -> tuple[budget.Gaussian, ...]:
+    def events(self) -> tuple[budget.Event, ...]:
         """The releases made so far."""
-        return tuple(self.spent().values())
+        return (*self.spent().values(), *self.freezer_events())
+
+    def freezer_events(self) -> tuple[budget.Event, ...]:
+        """What the freezer released beside the steps."""
+        return () if self.optimizer.switch is None else self.optimizer.switch.freezer.events()
 
     def epsilon(self) -> float:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
@@ -141,14 +145,14 @@ class Private:
     def _skip_used_noise(self) -> None:
         """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
         if self.seeded:
-            behind = sum(event.steps for event in self.events())
+            behind = sum(event.steps for event in self.spent().values())
             self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
 
     def _affordable(self, wanted: int) -> int:
         """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
         if self.allowance is None:
             assert self._planned is not None
-            charged = sum(event.steps for event in self.events())
+            charged = sum(event.steps for event in self.spent().values())
             return max(0, min(wanted, self._planned - charged)) if self.calibrated else wanted
         missing = wanted - self.allowance.left
         if missing > 0 and not self.calibrated:
@@ -314,6 +318,8 @@ def make_private(
         private_optimizer.switch = Switch(
             freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
         )
+        # Layers are in the model's own order until it has been seen on a batch; what cannot be is refused at once.
+        freeze.check(_facts(private, parameters))
     return private
 
 

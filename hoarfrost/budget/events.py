@@ -80,6 +80,28 @@ class Gaussian:
         return f"{count} {sampling} with noise multiplier {self.noise_multiplier:.6g}"
 
 
+@dataclass(frozen=True)
+class Unprotected:
+    """Something that depends on private data and was used without noise: nothing that includes it is private.
+
+    >>> print(Unprotected("the pruning mask"))
+    the pruning mask, taken from the private data without noise
+    """
+
+    what: str
+
+    def dp_event(self) -> DpEvent:
+        """The release in dp-accounting's terms."""
+        return NonPrivateDpEvent()
+
+    def as_dict(self) -> dict[str, object]:
+        """The release as JSON can hold it."""
+        return {"kind": "unprotected", "what": self.what}
+
+    def __str__(self) -> str:
+        return f"{self.what}, taken from the private data without noise"
+
+
 KINDS: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
 
 

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.accountant import epsilon as epsilon_of
-from hoarfrost.budget.events import Event, gathered
+from hoarfrost.budget.events import Event, Unprotected, gathered
 from hoarfrost.validate import not_negative, probability
 
 SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
@@ -68,7 +68,8 @@ class Statement:
         if self.private:
             first = f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant} accountant)"
         else:
-            first = "not private (no noise)"
+            why = [str(event) for event in self.releases if isinstance(event, Unprotected)]
+            first = f"not private ({'; '.join(why) or 'no noise'})"
         warning = (SEEDED,) if self.seeded else ()
         return (first, *warning, f"for {self.unit}: {self.relation}", *map(str, self.releases))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from hoarfrost import validate
+from hoarfrost import budget, validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts
 from hoarfrost.freezing.largest import Fixed, check_per, largest_of
@@ -68,6 +68,9 @@ class Pruned(Fixed):
                     weight.copy_(self.reference[name])
                 if name in masks:
                     weight.mul_(masks[name])
+
+    def events(self) -> tuple[budget.Event, ...]:
+        return () if self.private else (budget.Unprotected("the pruning mask"),)
 
     def check(self, facts: Facts) -> None:
         for name, mask in self._masks.items():

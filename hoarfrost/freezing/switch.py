@@ -55,6 +55,10 @@ class Switch:
             self.freezer.check(self._facts)
         return self._facts
 
+    def live_share(self) -> float:
+        """The share of all coordinates that is live now."""
+        return self.share
+
     def forget(self) -> None:
         """The freezer's state was restored: it is asked anew."""
         self._key = _NEVER

@@ -16,7 +16,7 @@ from hoarfrost import budget, data
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.private import Private, make_private
-from hoarfrost.train import fingerprint, networks, optimizers, words
+from hoarfrost.train import fingerprint, freezers, networks, optimizers, words
 from hoarfrost.train.progress import Plan
 from hoarfrost.train.recipe import LocalClip, Recipe
 
@@ -41,7 +41,7 @@ class Prepared:
         assert private.steps is not None
         everything = private.charged + private.steps - private.steps_taken
         own = private.loader.poisson.event(private.noise_multiplier, everything)
-        events = (*private.earlier.values(), own)
+        events = (*private.earlier.values(), own, *private.freezer_events())
         return budget.Statement.of(events, private.delta, private.accountant, seeded=private.seeded)
 
     @cached_property
@@ -53,7 +53,7 @@ class Prepared:
             delta=private.delta,
             # The readout's bound on the whole plan is PLD's. Where RDP was asked for, the display shall agree with it.
             planned=self.steps if private.accountant == "pld" else None,
-            before=tuple(private.earlier.values()),
+            before=(*private.earlier.values(), *private.freezer_events()),
         )
 
     def epsilon_so_far(self) -> float:
@@ -83,12 +83,13 @@ class Prepared:
             seeded=private.seeded,
             done=private.steps_taken,
             epoch=private.loader.epoch + 1,
+            live=None if private.optimizer.switch is None else private.optimizer.switch.live_share,
         )
 
     def _resumed(self) -> str:
         """What a restart has cost."""
         private = self.private
-        charged = sum(event.steps for event in private.events())
+        charged = sum(event.steps for event in private.spent().values())
         if charged == 0:
             return ""
         text = f"\nresumed after {private.steps_taken} steps"
@@ -122,6 +123,7 @@ def prepare(
         epsilon=asked.epsilon if noise_multiplier is None else None,
         noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
         clip=_clipper(recipe.clip),
+        freeze=freezers.build(recipe.freeze, model, recipe.data.name),
         max_physical_batch=recipe.loop.max_physical_batch,
         views=recipe.loop.views,
         accountant=asked.accountant,

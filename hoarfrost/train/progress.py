@@ -29,10 +29,12 @@ class Plan:
     seeded: bool
     done: int = 0  # steps taken before, if the run is resumed
     epoch: int = 1  # the one it begins with
+    live: Callable[[], float] | None = None  # the share of the coordinates that is live now, if some are frozen
 
     def spent(self) -> str:
-        """Epsilon so far, of how much."""
-        return words.spent(self.epsilon_so_far(), self.epsilon, self.seeded)
+        """Epsilon so far, of how much; and how much of the model is live."""
+        live = "" if self.live is None else f" · live {words.percent(self.live())}"
+        return words.spent(self.epsilon_so_far(), self.epsilon, self.seeded) + live
 
 
 class Progress:

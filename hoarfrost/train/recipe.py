@@ -57,6 +57,11 @@ Widths = Annotated[tuple[Whole, ...], Field(strict=False, max_length=MOST_LAYERS
 Text = Annotated[str, Field(max_length=1000)]
 
 
+Patterns = Annotated[
+    tuple[Annotated[str, Field(max_length=200)], ...], Field(strict=False, min_length=1, max_length=64)
+]
+
+
 class Table(BaseModel):
     """A table of a recipe: its keys and no others, of exactly these types."""
 
@@ -215,6 +220,79 @@ class LocalClip(Table):
 Clip = LocalClip  # one style so far; another joins as `LocalClip | ...` with `discriminator="kind"`
 
 
+class FreezeLayers(Table):
+    """The first layers (half of them), or those that are named, rest from some step on (`hoarfrost.freeze.Layers`)."""
+
+    kind: Literal["layers"]
+    first: Annotated[float, _each(validate.positive, validate.finite)] | None = None
+    names: Patterns | None = None
+    train: Patterns | None = None
+    step: Annotated[int, _each(validate.count)] | None = None
+    fraction: Share | None = None
+    epoch: Annotated[int, _each(validate.count)] | None = None
+    epsilon: Positive | None = None
+
+
+class FreezeRandom(Table):
+    """A random share of the coordinates rests (`hoarfrost.freeze.Random`)."""
+
+    kind: Literal["random"]
+    rate: Share
+    cooling: Whole | None = None
+    redraw: Literal["epoch", "step", "never"] = "epoch"
+    granularity: Literal["element", "channel", "tensor"] = "element"
+    velocity: Literal["stands", "flows"] = "stands"
+    posterior: bool = False
+    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
+
+
+class FreezeRanked(Table):
+    """What the last epoch's noisy gradients show to be small rests (`hoarfrost.freeze.Ranked`)."""
+
+    kind: Literal["ranked"]
+    rate: Share
+    cooling: Whole | None = None
+
+
+class FreezeLargest(Table):
+    """Weights that are small before training rest (`hoarfrost.freeze.Largest`)."""
+
+    kind: Literal["largest"]
+    share: Rate
+    per: Literal["model", "layer"] = "model"
+
+
+class FreezeRandomTensors(Table):
+    """A random share of the tensors is live for the whole run (`hoarfrost.freeze.RandomTensors`)."""
+
+    kind: Literal["random_tensors"]
+    share: Rate
+    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
+
+
+class FreezePruned(Table):
+    """Weights that a model trained on ``public`` data holds to be small are zero (`hoarfrost.freeze.prune_from`).
+
+    ``public`` is the name of a data set that anyone may see. The recipe's own can be named only with ``private =
+    false``, and then the run is not private, and says so.
+    """
+
+    kind: Literal["pruned"]
+    keep: Rate
+    public: str
+    epochs: Whole = 20
+    lr: Positive = 0.1
+    per: Literal["model", "layer"] = "layer"
+    rewind: bool = True
+    private: bool = True
+
+
+Freeze = Annotated[
+    FreezeLayers | FreezeRandom | FreezeRanked | FreezeLargest | FreezeRandomTensors | FreezePruned,
+    Field(discriminator="kind"),
+]
+
+
 class Privacy(Table):
     """The budget, and all that decides what it buys.
 
@@ -281,6 +359,7 @@ class Recipe(Table):
     optimizer: Optimizer
     schedule: Schedule | None = None
     clip: Clip = LocalClip()
+    freeze: Freeze | None = None
     privacy: Privacy
     loop: Loop = Loop()
 

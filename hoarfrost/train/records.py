@@ -147,7 +147,7 @@ class Records:
 
     def _budget_in_words(self, status: Status, statement: Statement) -> str:
         private = self.run.private
-        charged = sum(event.steps for event in private.events())
+        charged = sum(event.steps for event in private.spent().values())
         lost = "" if charged == private.steps_taken else f" ({charged} charged: the others were lost in a restart)"
         count = f"Status: {status}, {private.steps_taken} of {self.run.steps} steps{lost}."
         what = RUNNING if status == "running" else f"{count}\n{ENDED}"
@@ -163,7 +163,7 @@ class Records:
             "seconds": round(self.seconds, 3),
             "steps_planned": run.steps,
             "steps_taken": private.steps_taken,
-            "steps_charged": sum(event.steps for event in private.events()),
+            "steps_charged": sum(event.steps for event in private.spent().values()),
             "noise_multiplier": private.noise_multiplier,
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,

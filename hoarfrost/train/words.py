@@ -31,7 +31,7 @@ def spent(now: float, planned: float, seeded: bool) -> str:
     """
     warning = f" ({SEEDED})" if seeded else ""
     if math.isinf(planned):
-        return f"no noise: not private{warning}"
+        return f"not private{warning}"
     return f"ε {epsilon(now)} of {epsilon(planned)}{warning}"
 
 
@@ -44,7 +44,7 @@ def meaning(statement: Statement) -> str:
     of any outcome by a factor of at most e^2.76 = 15.8, plus 1e-05.
     """
     if not statement.private:
-        return "No noise was added: the weights may tell anything about the training examples."
+        return "This is not private: the weights may tell anything about the training examples."
     power = epsilon(statement.epsilon)
     return (
         "Whether any one training example was there or not changes the probability\n"

@@ -55,7 +55,7 @@ def test_a_seeded_run_says_so_beside_epsilon() -> None:
 
 
 def test_without_noise_no_epsilon_is_shown() -> None:
-    assert "no noise: not private" in printed(epsilon=math.inf)[1]
+    assert "not private" in printed(epsilon=math.inf)[1]
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""Freezing from a recipe: what is said is what is done, and it survives a restart."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hoarfrost import freezing
+from hoarfrost.errors import InvalidValue
+from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
+from hoarfrost.train.loop import Average
+from tests.train.recipes import tiny
+from tests.train.test_resume import Dies
+
+KINDS: dict[str, dict[str, Any]] = {
+    "layers": {"kind": "layers", "first": 1, "step": 2},
+    "random": {"kind": "random", "rate": 0.5, "cooling": 2},
+    "channels": {"kind": "random", "rate": 0.5, "granularity": "channel", "redraw": "step"},
+    "ranked": {"kind": "ranked", "rate": 0.5},
+    "largest": {"kind": "largest", "share": 0.3},
+    "random_tensors": {"kind": "random_tensors", "share": 0.5},
+    "pruned": {"kind": "pruned", "keep": 0.5, "public": "digits", "private": False, "epochs": 1},
+}
+
+
+def recipe(kind: str, **changes: Any) -> Any:
+    return tiny(freeze=KINDS[kind], optimizer={"kind": "adam", "lr": 0.01}, **changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_and_reads_back_from_its_own_folder(kind: str, tmp_path: Path) -> None:
+    result = run(recipe(kind), out=tmp_path / "run")
+    assert result.steps == 7
+    assert read_recipe(tmp_path / "run" / "recipe.toml").freeze == recipe(kind).freeze
+    assert to_toml(recipe(kind)).count("[freeze]") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_goes_on_with_the_same_coordinates(kind: str, tmp_path: Path) -> None:
+    """Without noise, and with every example in every batch: an interrupted run and a whole one are the same."""
+    settings: dict[str, Any] = {
+        "privacy": {"noise_multiplier": 0.0, "delta": 1e-4, "sample_rate": 1.0, "steps": 7, "seed": 3},
+        "loop": {"threads": 1, "checkpoint_every": 2},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["hoarfrost.train.running"], "_end_early", lambda *_: None)
+        with pytest.raises(SystemExit):
+            run(recipe(kind, **settings), out=tmp_path / "run", progress=Dies(5))
+    resumed = resume(tmp_path / "run")
+    whole = run(recipe(kind, **settings), out=tmp_path / "whole")
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_pruning_by_the_private_data_is_refused_unless_it_is_said_not_to_be_private(tmp_path: Path) -> None:
+    own = {**KINDS["pruned"], "private": True}
+    with pytest.raises(InvalidValue, match=r"freeze\.private = false"):
+        run(tiny(freeze=own), out=tmp_path / "refused")
+    result = run(recipe("pruned"), out=tmp_path / "run")
+    assert result.statement.epsilon == float("inf")
+    assert "not private (the pruning mask, taken from the private data without noise)" in result.summary()
+    assert "not private" in (tmp_path / "run" / "budget.txt").read_text()
+    weights = [p for p in result.model.parameters() if p.dim() > 1]
+    assert all(int((p == 0).sum()) == p.numel() // 2 for p in weights)
+
+
+def test_the_bar_says_how_much_is_live(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listens(Progress):
+        def start(self, plan: Any) -> None:
+            self.plan = plan
+
+        def step(self, steps: int, average: Average) -> None:
+            said.append(self.plan.spent())
+
+    run(recipe("random"), out=tmp_path / "run", progress=Listens())
+    assert said[0].endswith("live 100.0 %")
+    assert said[-1].endswith("live 50.0 %")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "rate": ({"kind": "random", "rate": 1.0}, "rate"),
+    "two beginnings": ({"kind": "layers", "step": 1, "epoch": 2}, "give one of step="),
+    "no such layer": ({"kind": "layers", "names": ["conv9"], "step": 0}, "named 'conv9'"),
+    "no such kind": ({"kind": "melt"}, "kind"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_makes_no_sense_leaves_nothing_behind(case: str, tmp_path: Path) -> None:
+    given, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        run(tiny(freeze=given), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_density_of_a_run_is_the_mean_of_its_epochs() -> None:
+    shapes = {"weight": torch.Size([10, 10])}
+    for epochs, cooling, density in ((60, 40, 0.4), (100, 80, 0.46)):
+        facts = freezing.Facts(shapes, (("weight",),), 50 * epochs, 0.02, int)
+        shares, overall = freezing.Random(rate=0.9, cooling=cooling).density(facts)
+        assert len(shares) == epochs
+        assert overall == pytest.approx(sum(shares) / epochs) == pytest.approx(density)
+        assert shares[0] == 1.0
+        assert shares[-1] == pytest.approx(0.1)

@@ -9,15 +9,26 @@ from itertools import product, starmap
 
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from hoarfrost.audit.canaries import Freezing, OneTensor
+from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
 from hoarfrost.audit.release import StepAudit, step
 from hoarfrost.audit.rig import OptimizerFactory
 from hoarfrost.clipping import Clipper, Local
+from hoarfrost.freezing import Layers, Random
 
 CLIPPING: dict[str, Clipper] = {
     "local": Local(0.7),  # not 1, or nobody would notice that it is left out somewhere
 }
-FREEZING: dict[str, Freezing] = {freeze.name: freeze for freeze in (Freezing(), OneTensor())}
+FREEZING: dict[str, Freezing] = {
+    freeze.name: freeze
+    for freeze in (
+        Freezing(),
+        OneTensor(),
+        ByFreezer(Layers(first=1, step=0), share=2 / 3),
+        # The same ones in every step, or neighbouring batches could not be compared.
+        ByFreezer(Random(rate=0.5, redraw="never"), share=0.4),
+        ByFreezer(Random(rate=0.3, redraw="never") & Layers(first=1, step=0), share=0.4),
+    )
+}
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "SGD": partial(SGD, lr=0.1),
     "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost.clipping import Clipper
+from hoarfrost.freezing import Facts, Freezer
+from hoarfrost.freezing.live import as_tensor
 
 TENSORS = 3  # so that there are several left when one is frozen
 
@@ -63,6 +65,22 @@ class OneTensor(Freezing):
         tensors = list(model.parameters())
         tensors[len(tensors) // 2].requires_grad_(False)
         return {}
+
+
+class ByFreezer(Freezing):
+    """A freezer of the library. Every step is an epoch here: what is drawn per epoch is drawn anew for every step."""
+
+    def __init__(self, freezer: Freezer, share: float) -> None:
+        self.freezer, self.share, self.name = freezer, share, str(freezer)
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        return {"freeze": self.freezer}
+
+    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        facts = Facts(shapes, tuple((name,) for name in shapes), steps=None, sample_rate=1.0, steps_within=int)
+        live = self.freezer.live(step, facts)
+        return {name: as_tensor(live[name], p.shape).to(p.device) for name, p in model.named_parameters()}
 
 
 class Examples(Dataset):

@@ -127,6 +127,7 @@ class Rig:
         with torch.no_grad():  # so that frozen coordinates go on from where they are, and a difference is told once
             for p, q in zip(self._twin.parameters(), self.model.parameters(), strict=True):
                 p.copy_(q)
+        self._twin_optimizer.load_state_dict(copy.deepcopy(self._private.optimizer.inner.state_dict()))
         return found
 
     def _place(self) -> _Placed:

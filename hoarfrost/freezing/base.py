@@ -105,6 +105,9 @@ class Both(Freezer):
         self.clips_everything = any(part.clips_everything for part in self.parts)
         self.observes = any(part.observes for part in self.parts)
 
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.parts))
+
     def live(self, step: int, facts: Facts) -> Live:
         one, two = (part.live(step, facts) for part in self.parts)
         return {name: both(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()}

@@ -42,6 +42,7 @@ class Switch:
         self.share = 1.0  # of all coordinates that is live
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
+        self._ordered = False
         self._key: Hashable = _NEVER
         self._resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
         freezer.start({name: p.data for name, p in parameters.items()})
@@ -50,9 +51,11 @@ class Switch:
     @property
     def facts(self) -> Facts:
         """What the freezer knows."""
-        if self._facts is None:
-            self._facts = self._make_facts()
+        if self._facts is None or not self._ordered:
+            # Until the model was seen on a batch, its layers are taken in the order in which it lists them.
+            self._facts, self._ordered = self._make_facts(), bool(self.engine.order)
             self.freezer.check(self._facts)
+            self.forget()
         return self._facts
 
     def live_share(self) -> float:
@@ -65,11 +68,11 @@ class Switch:
 
     def apply(self) -> None:
         """Sees to it that what is live now is what shall be live in the coming step."""
-        step = self._step()
-        key = self.freezer.key(step, self.facts)
+        step, facts = self._step(), self.facts
+        key = self.freezer.key(step, facts)
         if key == self._key:
             return
-        live = self.freezer.live(step, self.facts)
+        live = self.freezer.live(step, facts)
         unknown = set(live) - set(self.parameters)
         if unknown:
             raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")

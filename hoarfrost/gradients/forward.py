@@ -69,8 +69,9 @@ class Root(Wrapped):
             # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
             # nothing is kept.
             args, kwargs = where.stand_in((args, kwargs), engine.views)
-            if engine.order:
-                engine.before_run()
+            if not engine.order:
+                probe.find_order(engine, self.original, args, kwargs)
+            engine.before_run()
             with engine.running(engine.views):
                 output = self.original(*args, **kwargs)
             return map_tensors(lambda t: t[:0] if t.dim() else t, output)

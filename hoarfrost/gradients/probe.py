@@ -143,7 +143,7 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
         try:
             with _unchanged_buffers(model):
                 two, three = run([0] * 2 * views), run([0] * 3 * views)
-            engine.order = engine.order or list(dict.fromkeys(module for module, kind in two.calls if kind == "input"))
+            engine.order = engine.order or _order(two)
             dims = {place: _moving(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()}
             for (module, kind), found in dims.items():
                 expected = 0 if getattr(module, "batch_first", True) else 1
@@ -167,6 +167,22 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
             for module, mode in training.items():
                 module.training = mode
     return {module: found for (module, kind), found in dims.items() if kind == "input"}
+
+
+@torch.no_grad()
+def find_order(engine: Engine, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """In which order the model uses its modules, from one run."""
+    engine.seen, engine.rows = Seen(False), engine.views
+    try:
+        with torch.random.fork_rng(devices=cuda_devices(engine.model)), _unchanged_buffers(engine.model):
+            forward(*args, **kwargs)
+        engine.order = _order(engine.seen)
+    finally:
+        engine.seen = None
+
+
+def _order(seen: Seen) -> list[nn.Module]:
+    return list(dict.fromkeys(module for module, kind in seen.calls if kind == "input"))
 
 
 def _untouched(views: int) -> Check:

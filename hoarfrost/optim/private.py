@@ -102,7 +102,7 @@ class PrivateOptimizer(Optimizer):
             self._refuse_strangers()
             released = self.engine.release()
             if released is not None:
-                if self.switch is not None and self.engine.order:
+                if self.switch is not None:
                     self.switch.apply()  # a batch that never met the model is a step, too
                 self._charge()
                 self._set_gradients(released.sums, math.hypot(*released.sensitivity))

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import audit, budget
+from hoarfrost.audit import battery
 from hoarfrost.audit.battery import Configuration, configurations
-from hoarfrost.audit.canaries import Freezing, loudest
+from hoarfrost.audit.canaries import ByFreezer, Freezing, loudest
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing import Random
 from tests.audit.faults import SIGMA_OF_EPSILON_1, SIGMA_OF_EPSILON_4
 
 SMALL = {"canaries": 128, "rounds": 10}
@@ -138,3 +140,10 @@ def test_canaries_follow_the_live_coordinates() -> None:
     result = audit.step(noise_multiplier=1.0, freeze=Alternating(), canaries=128, rounds=12)
     assert result.passed, result
     assert result.samples == 128 * 12
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
+def test_coordinates_that_are_drawn_anew_in_every_step_raise_no_alarm(optimizer: str) -> None:
+    freeze = ByFreezer(Random(rate=0.5, redraw="step"), share=0.4)
+    make = battery.OPTIMIZERS[optimizer]
+    assert audit.step(noise_multiplier=1.0, freeze=freeze, optimizer=make, canaries=64, rounds=20).passed

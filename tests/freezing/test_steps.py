@@ -326,3 +326,20 @@ def test_an_observing_freezer_sees_the_very_noise_that_moved_the_weights() -> No
             assert (notes.seen[0][name] != 0).all()  # noise alone
         else:
             torch.testing.assert_close(before[name] - p, notes.seen[0][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_first_batch_that_is_empty_is_no_full_step(runs: bool) -> None:
+    """Whether or not the model is called on it: what rests gets no noise."""
+    model = net()
+    private = make(
+        model, freeze=hoarfrost.freeze.Layers(first=1, step=0), noise_multiplier=1.0, sample_rate=1e-9, steps=2
+    )
+    before = model[0].weight.clone()
+    for x, y in private.loader:
+        if runs:
+            F.cross_entropy(model(x), y).backward()
+        private.optimizer.step()
+    assert private.steps_taken == 2
+    assert torch.equal(model[0].weight, before)
+    assert (model[5].weight != net()[5].weight).all()

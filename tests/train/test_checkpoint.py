@@ -370,7 +370,7 @@ def test_a_restore_that_fails_half_way_has_counted_what_the_weights_cost(path: P
     groups = [{"params": [p]} for p in model.parameters()]
     other = hoarfrost.make_private(
         model, torch.optim.SGD(groups, lr=0.1), private.loader.dataset, sample_rate=private.sample_rate,
-        noise_multiplier=private.noise_multiplier, delta=1e-5,
+        noise_multiplier=private.noise_multiplier, delta=1e-5, accountant=private.accountant,
     )  # fmt: skip
     with pytest.raises(InvalidValue):
         Checkpoint.read(path).restore(other)

@@ -82,11 +82,16 @@ class Hoarfrost:
             noise_multiplier=NOISE_MULTIPLIER,
             delta=DELTA,
             clip=hoarfrost.clip.Local(CLIP),
+            freeze=self._freezer(),
         )
         self.batch: tuple[Tensor, Tensor] | None = None
 
     def _freeze(self, model: nn.Module) -> None:
         """Leave every layer trainable."""
+
+    def _freezer(self) -> Any:
+        """Leave every coordinate live."""
+        return None
 
     def prepare(self) -> None:
         self.batch = None  # first, so that two batches are never held at once
@@ -107,6 +112,24 @@ class HoarfrostHalfFrozen(Hoarfrost):
         layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
         for layer in layers[: len(layers) // 2]:
             layer.requires_grad_(False)
+
+
+class HoarfrostRandom(Hoarfrost):
+    """This library with a random nine tenths of the coordinates frozen."""
+
+    def _freezer(self) -> Any:
+        from hoarfrost.freezing import Random
+
+        return Random(rate=0.9, redraw="never")
+
+
+class HoarfrostChannels(Hoarfrost):
+    """This library with a random nine tenths of the output channels frozen."""
+
+    def _freezer(self) -> Any:
+        from hoarfrost.freezing import Random
+
+        return Random(rate=0.9, redraw="never", granularity="channel")
 
 
 class OpacusHooks:
@@ -181,6 +204,8 @@ CONTENDERS: dict[str, type[Contender]] = {
     "plain+noise": PlainWithNoise,
     "hoarfrost": Hoarfrost,
     "hoarfrost-frozen": HoarfrostHalfFrozen,
+    "hoarfrost-random": HoarfrostRandom,
+    "hoarfrost-channels": HoarfrostChannels,
     "opacus-hooks": OpacusHooks,
     "opacus-ghost": OpacusGhost,
 }

@@ -39,6 +39,7 @@ class Switch:
     ) -> None:
         self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
         self.masks: dict[nn.Parameter, Mask] = {}  # of those that are not wholly live
+        self._places: dict[nn.Parameter, Tensor] = {}  # what `places_of` has worked out for these masks
         self.share = 1.0  # of all coordinates that is live
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
@@ -57,6 +58,14 @@ class Switch:
             self.freezer.check(self._facts)
             self.forget()
         return self._facts
+
+    def places_of(self, p: nn.Parameter) -> Tensor:
+        """The places of live coordinates in the flat parameter (int64), where some are live and some rest."""
+        if p not in self._places:
+            mask = self.masks[p]
+            assert not isinstance(mask, bool)
+            self._places[p] = _live_elements(mask, p.shape)
+        return self._places[p]
 
     def live_share(self) -> float:
         """The share of all coordinates that is live now."""
@@ -83,6 +92,7 @@ class Switch:
         self.share = moving / sum(p.numel() for p in self.parameters.values())
         partly = {self.parameters[name]: mask for name, mask in masks.items() if mask is not True}
         self.masks = {p: _on(mask, p.device) for p, mask in partly.items()}
+        self._places = {}
         if not self.freezer.clips_everything:
             self.engine.masks = self.masks
             self._take_out_of_autograd()
@@ -131,8 +141,7 @@ class Held:
         return {None: p.data} | {name: t for name, t in state.items() if t.shape == p.shape and p.dim() > 0}
 
 
-def live_elements(mask: Tensor | Channels, shape: torch.Size) -> Tensor:
-    """The places of live coordinates in the flat parameter, int64."""
+def _live_elements(mask: Tensor | Channels, shape: torch.Size) -> Tensor:
     if isinstance(mask, Channels):
         width = prod(shape[1:])
         return (mask.index[:, None] * width + torch.arange(width, device=mask.index.device)).flatten()

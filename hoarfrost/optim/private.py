@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.freezing.live import Mask, as_tensor
-from hoarfrost.freezing.switch import Held, Switch, live_elements
+from hoarfrost.freezing.switch import Held, Switch
 from hoarfrost.gradients import Engine
 from hoarfrost.noise import Noise
 
@@ -135,7 +135,7 @@ class PrivateOptimizer(Optimizer):
         live = [p for p in wanted if masks.get(p) is not False]
         gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
         for p in wanted:
-            if p in masks:
+            if p in masks:  # again: what rests may have changed since the backward pass
                 gradients[p].mul_(as_tensor(masks[p], p.shape).to(p.device))
         std = self.noise_multiplier * sensitivity
         if everywhere:
@@ -155,7 +155,8 @@ class PrivateOptimizer(Optimizer):
             if isinstance(mask, bool):
                 drawn.append(gradient)
             else:
-                where = live_elements(mask, p.shape)
+                assert self.switch is not None
+                where = self.switch.places_of(p)
                 places[p] = where, gradient.new_zeros(len(where))
                 drawn.append(places[p][1])
         self.noise.add_(drawn, [std] * len(drawn))

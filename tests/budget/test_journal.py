@@ -88,12 +88,20 @@ def broken_disk(*_: Any) -> int:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
+_open = os.open
+
+
+def no_head_file(path: Any, *rest: Any) -> int:
+    """Everything can be opened but the head file."""
+    return full_disk() if str(path).endswith(".head") else _open(path, *rest)
+
+
 TROUBLES: dict[str, tuple[str, Callable[..., int], str]] = {
     "full": ("pwrite", full_disk, "No space left on device"),
     "full within the record": ("pwrite", lambda file, line, end: os.write(file, line[:9]), "the disk is full"),
     "broken": ("fsync", broken_disk, "Input/output error"),
     "full at repair": ("ftruncate", full_disk, "No space left on device"),
-    "no head file": ("replace", full_disk, "No space left on device"),
+    "no head file": ("open", no_head_file, "No space left on device"),
 }
 
 

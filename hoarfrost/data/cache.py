@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import save
@@ -13,6 +12,7 @@ from hoarfrost.data.files import in_a_line, read_safetensors
 from hoarfrost.data.known import KNOWN, Known
 from hoarfrost.data.splits import Splits
 from hoarfrost.errors import HoarfrostError, InvalidValue
+from hoarfrost.files import replace_file
 from hoarfrost.untrusted import shown_path, size_of
 
 
@@ -59,21 +59,13 @@ def load(name: str) -> Splits:
 def store(known: Known, parts: Mapping[str, Tensor]) -> Path:
     """Keeps a data set. Its file is whole or not there, whenever the process is killed."""
     path = place(known)
-    # Of this process alone: two that fetch the same data set must not write into one draft.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     facts = {"name": known.name, "train-sha256": known.train_sha256, "test-sha256": known.test_sha256}
     # One entry only: the library writes several in an order that changes from process to process.
     header = {"hoarfrost-data": json.dumps(facts)}
+    content = save({name: part.contiguous() for name, part in parts.items()}, metadata=header)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(draft, "wb") as file:
-            file.write(save({name: part.contiguous() for name, part in parts.items()}, metadata=header))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
     except OSError as error:
         raise HoarfrostError(f"cannot write {shown_path(path)}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+    replace_file(path, lambda draft: draft.write_bytes(content))
     return path

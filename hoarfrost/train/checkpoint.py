@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost import budget, validate
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
+from hoarfrost.files import replace_file
 from hoarfrost.private import Private, check_finite
-from hoarfrost.train.folder import replace_file
 from hoarfrost.untrusted import line, shown_path, size_of
 
 FORMAT = 1

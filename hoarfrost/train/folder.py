@@ -17,6 +17,7 @@ from torch import nn
 
 from hoarfrost.budget._journal import lock
 from hoarfrost.errors import HoarfrostError, InvalidValue
+from hoarfrost.files import replace_file
 
 NOT_PRIVATE = """\
 The figures in this folder were computed on the private training data without noise.
@@ -126,21 +127,6 @@ class RunFolder:
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         replace_file(self.path / name, write)
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file that is whole, or not there, or as it was before, whenever the process is killed."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        write(draft)
-        with open(draft, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        raise HoarfrostError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -49,7 +48,6 @@ def noise(
     dtype: torch.dtype = torch.float32,
     rounds: int = 20,
     device: torch.device | str = "cpu",
-    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
 ) -> NoiseAudit:
     """Takes steps on empty batches, and tests what they release on every parameter of the model.
 
@@ -67,7 +65,7 @@ def noise(
     audited = copy.deepcopy(model).to(device)
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
-        audited, (optimizer or Still)(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
+        audited, Still(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
         noise_multiplier=1.0, delta=0.5, clip=clip,
     )  # fmt: skip
     std = math.hypot(*clip.sensitivity)

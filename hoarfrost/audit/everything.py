@@ -19,7 +19,7 @@ from hoarfrost.audit.release import step
 from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import optimizers
+from hoarfrost.train import networks, optimizers
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.reading import read_recipe
@@ -80,7 +80,7 @@ def _steps(run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
     clip = private.optimizer.engine.clipper
     yield sensitivity(clip=clip, device=run.device)
-    plain = prepare(recipe, run.device, noise_multiplier=0.0, splits=run.splits).private.model
+    plain = networks.build(recipe.model, run.splits)
     if run.splits.train.tensors[0].is_floating_point():
         yield sensitivity(
             clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, views=recipe.loop.views,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ ALPHA = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(ABC):
     """The outcome of an audit: figures, and an alarm for each of them that should not be."""
 
     kind: ClassVar[str]
@@ -23,9 +24,9 @@ class Audit:
         """Whether nothing was found. Evidence, not proof: see the audit's own guarantees."""
         return not self.alarms
 
+    @abstractmethod
     def figures(self) -> tuple[str, ...]:
         """What was measured beside what was claimed, for people."""
-        raise NotImplementedError
 
     def lines(self) -> tuple[str, ...]:
         """The outcome for people."""

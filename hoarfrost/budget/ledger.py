@@ -79,8 +79,6 @@ class Ledger:
         self.refresh()
         if not self._journal.hashes:
             raise LedgerDamaged(f"the ledger {self.path} is empty: not even its budget is in it")
-        if key is not None and not self.keyed:
-            raise InvalidValue(f"the ledger {self.path} was made without a key")
         self._journal.check_head_file(vouched)
 
     @classmethod

@@ -67,10 +67,6 @@ class Switch:
             self._places[p] = _live_elements(mask, p.shape)
         return self._places[p]
 
-    def live_share(self) -> float:
-        """The share of all coordinates that is live now."""
-        return self.share
-
     def forget(self) -> None:
         """The freezer's state was restored: it is asked anew."""
         self._key = _NEVER

@@ -69,6 +69,7 @@ class Prepared:
         """What is shown of it."""
         private, recipe = self.private, self.recipe
         assert private.steps is not None
+        switch = private.optimizer.switch
         return Plan(
             headline=(
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
@@ -83,7 +84,7 @@ class Prepared:
             seeded=private.seeded,
             done=private.steps_taken,
             epoch=private.loader.epoch + 1,
-            live=None if private.optimizer.switch is None else private.optimizer.switch.live_share,
+            live=None if switch is None else lambda: switch.share,
         )
 
     def _resumed(self) -> str:

@@ -141,7 +141,6 @@ class Records:
             "steps_taken": taken,
             "steps_planned": self.run.steps,
             "steps_charged": sum(event.steps for event in statement.releases if isinstance(event, Gaussian)),
-            "runs": {run: event.as_dict() for run, event in private.spent().items()},
             "ledger_head": ledger,
         }
 

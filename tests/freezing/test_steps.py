@@ -89,6 +89,7 @@ def test_fifty_steps_of_any_freezes_and_thaws_equal_the_oracle(seed: int) -> Non
     model, plain = net(), net()
     private = make(model, freeze=Scripted(lambda step: some_masks(model, seed + step)))
     x, y = data().tensors
+    shares = []
     for number in range(50 if seed % 5 == 0 else 10):
         masks = {
             name: as_tensor(mask, plain.get_parameter(name).shape)
@@ -106,7 +107,8 @@ def test_fifty_steps_of_any_freezes_and_thaws_equal_the_oracle(seed: int) -> Non
         for name, p in model.named_parameters():
             torch.testing.assert_close(p, plain.get_parameter(name), rtol=1e-3, atol=1e-5)
             assert torch.equal(p[~masks[name]], before[name][~masks[name]])
-    assert private.optimizer.switch.share < 1
+        shares.append(private.optimizer.switch.share)
+    assert min(shares) < 1  # in some of the steps, chance leaves everything live
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost import budget, data
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing import Freezer
 from hoarfrost.private import Private, make_private
 from hoarfrost.train import fingerprint, freezers, networks, optimizers, words
 from hoarfrost.train.progress import Plan
@@ -107,8 +108,9 @@ def prepare(
     *,
     noise_multiplier: float | None = None,
     splits: data.Splits | None = None,
+    freezer: Freezer | None = None,
 ) -> Prepared:
-    """Loads the data and calibrates the noise, unless they are given; builds the model."""
+    """Loads the data, calibrates the noise and builds the freezer, unless they are given; builds the model."""
     asked = recipe.privacy
     splits = splits or load(recipe)
     model = networks.build(recipe.model, splits).to(device)
@@ -124,7 +126,7 @@ def prepare(
         epsilon=asked.epsilon if noise_multiplier is None else None,
         noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
         clip=_clipper(recipe.clip),
-        freeze=freezers.build(recipe.freeze, model, recipe.data.name),
+        freeze=freezer or freezers.build(recipe.freeze, model, recipe.data.name),
         max_physical_batch=recipe.loop.max_physical_batch,
         views=recipe.loop.views,
         accountant=asked.accountant,

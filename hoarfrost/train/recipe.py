@@ -123,6 +123,13 @@ class MnistCnn(Table):
     """The network for MNIST of Papernot et al. (2020)."""
 
     name: Literal["mnist_cnn"]
+    activation: Literal["tanh", "tempered_sigmoid"] = "tanh"
+
+
+class LeNet(Table):
+    """LeNet, for 28x28 images in one colour."""
+
+    name: Literal["lenet"]
 
 
 class ResNet18(Table):
@@ -137,7 +144,7 @@ class Encoder(Table):
     name: Literal["encoder"]
 
 
-Model = Annotated[Mlp | Cnn | TanhCnn | MnistCnn | ResNet18 | Encoder, Field(discriminator="name")]
+Model = Annotated[Mlp | Cnn | TanhCnn | MnistCnn | LeNet | ResNet18 | Encoder, Field(discriminator="name")]
 
 
 class Sgd(Table):

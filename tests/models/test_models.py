@@ -13,6 +13,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, Callable[[], Tensor], in
     # name: network, parameters, two examples, classes
     "tanh_cnn": (models.tanh_cnn, 550_570, lambda: torch.randn(2, 3, 32, 32), 10),
     "mnist_cnn": (models.mnist_cnn, 26_010, lambda: torch.randn(2, 1, 28, 28), 10),
+    "mnist_cnn with tempered sigmoids": (
+        lambda: models.mnist_cnn(activation=models.TemperedSigmoid),
+        26_010,
+        lambda: torch.randn(2, 1, 28, 28),
+        10,
+    ),
+    "lenet": (models.lenet, 44_426, lambda: torch.randn(2, 1, 28, 28), 10),
     "resnet18": (models.resnet18_groupnorm, 11_173_962, lambda: torch.randn(2, 3, 32, 32), 10),
     "mlp": (lambda: models.mlp(784, 1024, 1024, 10), 1_863_690, lambda: torch.randn(2, 784), 10),
     "encoder": (models.encoder, 22_713_218, lambda: torch.randint(30522, (2, 64)), 2),
@@ -64,6 +71,7 @@ def test_the_encoder_takes_one_row_of_positions_for_all_or_one_for_each() -> Non
 
 def test_the_number_of_classes_can_be_chosen() -> None:
     assert models.tanh_cnn(classes=7)(torch.randn(1, 3, 32, 32)).shape == (1, 7)
+    assert models.lenet(classes=7)(torch.randn(1, 1, 28, 28)).shape == (1, 7)
     assert models.mnist_cnn(classes=7)(torch.randn(1, 1, 28, 28)).shape == (1, 7)
     assert models.resnet18_groupnorm(classes=7)(torch.randn(1, 3, 32, 32)).shape == (1, 7)
     assert models.encoder(classes=7)(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 7)

@@ -1,0 +1,1 @@
+"""What freezing does to accuracy: the papers' comparisons on real data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -24,6 +25,50 @@ Mask = bool | Tensor | Channels
 
 Live = Mapping[str, Mask]
 """The live coordinates of every parameter that the optimizer moves, by name."""
+
+
+class Part:
+    """What is live of a parameter of which some is live and some rests; what follows from it is worked out once.
+
+    >>> part = Part(torch.tensor([[True, False], [True, True]]))
+    >>> part.count, part.places.tolist(), [each.tolist() for each in part.pattern]
+    (3, [0, 2, 3], [[0, 1, 3], [0, 0, 1]])
+    """
+
+    def __init__(self, mask: Tensor, rows: Tensor | None = None) -> None:
+        self.mask = mask  # boolean, in the parameter's shape
+        self.rows = rows  # the numbers of the live rows (int64), where whole rows are live
+
+    @property
+    def shape(self) -> torch.Size:
+        """The parameter's."""
+        return self.mask.shape
+
+    @cached_property
+    def count(self) -> int:
+        """How many coordinates are live."""
+        return int(self.mask.sum())
+
+    @cached_property
+    def places(self) -> Tensor:
+        """The live coordinates' places in the flat parameter, ascending (int64)."""
+        return self.mask.flatten().nonzero().squeeze(1)
+
+    @cached_property
+    def pattern(self) -> tuple[Tensor, Tensor]:
+        """Where each row begins among the live coordinates (one more than there are rows), and each one's column."""
+        matrix = self.mask.reshape(len(self.mask), -1)
+        ends = matrix.sum(1).cumsum(0)
+        return torch.cat([ends.new_zeros(1), ends]), self.places % matrix.shape[1]
+
+    def scattered(self, values: Tensor) -> Tensor:
+        """[..., live] → [..., *shape], with zeros at what rests."""
+        if self.rows is not None:
+            before = values.shape[:-1]
+            rows = values.view(*before, len(self.rows), *self.shape[1:])
+            return values.new_zeros(*before, *self.shape).index_copy_(len(before), self.rows, rows)
+        flat = values.new_zeros(*values.shape[:-1], self.mask.numel())
+        return flat.index_copy_(-1, self.places, values).view(*values.shape[:-1], *self.shape)
 
 
 def both(a: Mask, b: Mask, shape: torch.Size) -> Mask:
@@ -54,19 +99,12 @@ def as_tensor(mask: Mask, shape: torch.Size) -> Tensor:
     return mask
 
 
-def count(mask: Mask, shape: torch.Size) -> int:
-    """How many coordinates are live.
+def part_of(mask: Mask, shape: torch.Size, device: torch.device | str = "cpu") -> bool | Part:
+    """What a freezer says of a parameter: True or False if it is all or nothing. A mask that does not fit is refused.
 
-    >>> count(Channels(torch.tensor([0, 2])), torch.Size([3, 5])), count(True, torch.Size([3, 5]))
-    (10, 15)
+    >>> part_of(Channels(torch.tensor([0, 2])), torch.Size([3, 5])).count, part_of(torch.ones(2) > 0, torch.Size([2]))
+    (10, True)
     """
-    if isinstance(mask, bool):
-        return prod(shape) * mask
-    return len(mask.index) * prod(shape[1:]) if isinstance(mask, Channels) else int(mask.sum())
-
-
-def simplest(mask: Mask, shape: torch.Size) -> Mask:
-    """The same, as True or False if it is all or nothing; a mask that does not fit is refused."""
     if isinstance(mask, bool):
         return mask
     if isinstance(mask, Channels):
@@ -77,5 +115,6 @@ def simplest(mask: Mask, shape: torch.Size) -> Mask:
         raise InvalidValue(
             f"live coordinates are True, False, Channels, or a boolean tensor in the parameter's shape {tuple(shape)}"
         )
-    live = count(mask, shape)
-    return True if live == prod(shape) else False if live == 0 else mask
+    rows = mask.index.to(device) if isinstance(mask, Channels) else None
+    part = Part(as_tensor(mask, shape).to(device), rows)
+    return True if part.count == prod(shape) else False if part.count == 0 else part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Channels, Mask, as_tensor, count, simplest
+from hoarfrost.freezing.live import Part, part_of
 
 if TYPE_CHECKING:
     from hoarfrost.gradients import Engine
 
+Masks = Mapping[nn.Parameter, bool | Part]  # of parameters that are not wholly live: False, or what is live of them
 _NEVER = object()
 
 
@@ -38,8 +38,7 @@ class Switch:
         step: Callable[[], int],
     ) -> None:
         self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
-        self.masks: dict[nn.Parameter, Mask] = {}  # of those that are not wholly live
-        self._places: dict[nn.Parameter, Tensor] = {}  # what `places_of` has worked out for these masks
+        self.masks: Masks = {}  # of those that are not wholly live
         self.share = 1.0  # of all coordinates that is live
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
@@ -59,14 +58,6 @@ class Switch:
             self.forget()
         return self._facts
 
-    def places_of(self, p: nn.Parameter) -> Tensor:
-        """The places of live coordinates in the flat parameter (int64), where some are live and some rest."""
-        if p not in self._places:
-            mask = self.masks[p]
-            assert not isinstance(mask, bool)
-            self._places[p] = _live_elements(mask, p.shape)
-        return self._places[p]
-
     def forget(self) -> None:
         """The freezer's state was restored: it is asked anew."""
         self._key = _NEVER
@@ -81,14 +72,12 @@ class Switch:
         unknown = set(live) - set(self.parameters)
         if unknown:
             raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")
-        masks = {name: simplest(live.get(name, False), p.shape) for name, p in self.parameters.items()}
-        moving = sum(count(mask, self.parameters[name].shape) for name, mask in masks.items())
+        parts = {p: part_of(live.get(name, False), p.shape, p.device) for name, p in self.parameters.items()}
+        moving = sum(part.count if isinstance(part, Part) else part * p.numel() for p, part in parts.items())
         if moving == 0:
             raise InvalidValue(f"nothing is live in step {step}: it would spend budget and move nothing")
         self.share = moving / sum(p.numel() for p in self.parameters.values())
-        partly = {self.parameters[name]: mask for name, mask in masks.items() if mask is not True}
-        self.masks = {p: _on(mask, p.device) for p, mask in partly.items()}
-        self._places = {}
+        self.masks = {p: part for p, part in parts.items() if part is not True}
         if not self.freezer.clips_everything:
             self.engine.masks = self.masks
             self._take_out_of_autograd()
@@ -115,9 +104,9 @@ class Held:
     Whatever the optimizer does to them (momentum, weight decay) is undone, bit for bit.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, masks: Mapping[nn.Parameter, Mask]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, masks: Masks) -> None:
         self.optimizer = optimizer
-        self.masks = {p: as_tensor(mask, p.shape) for p, mask in masks.items() if mask is not False}
+        self.masks = {p: part.mask for p, part in masks.items() if isinstance(part, Part)}
         self._before: dict[nn.Parameter, dict[Any, Tensor]] = {}
 
     def __enter__(self) -> None:
@@ -135,16 +124,3 @@ class Held:
         """The parameter, and every state tensor that has an entry for each of its coordinates."""
         state = {n: t for n, t in self.optimizer.state.get(p, {}).items() if isinstance(t, Tensor)}
         return {None: p.data} | {name: t for name, t in state.items() if t.shape == p.shape and p.dim() > 0}
-
-
-def _live_elements(mask: Tensor | Channels, shape: torch.Size) -> Tensor:
-    if isinstance(mask, Channels):
-        width = prod(shape[1:])
-        return (mask.index[:, None] * width + torch.arange(width, device=mask.index.device)).flatten()
-    return mask.flatten().nonzero().squeeze(1)
-
-
-def _on(mask: Mask, device: torch.device) -> Mask:
-    if isinstance(mask, Channels):
-        return Channels(mask.index.to(device))
-    return mask.to(device) if isinstance(mask, Tensor) else mask

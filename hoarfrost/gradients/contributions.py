@@ -13,7 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from hoarfrost.gradients import buffers, costs
+from hoarfrost.freezing.live import Part
+from hoarfrost.gradients import buffers, costs, sparse
 
 # A squared norm taken as a sum of products can lose digits where the products cancel. What is lost is at most this
 # share of (Σ_t ‖a_t‖‖g_t‖)²; adding it rounds the norm up, so that an example built to cancel is clipped too much
@@ -48,15 +49,9 @@ class Contribution(ABC):
         """⟨gradient, other's gradient⟩ of each example and its rounding scale, or None where no short way is known."""
         return None
 
-    def elements(self, mask: Tensor) -> Contribution:
-        """The same with zeros wherever ``mask`` (boolean, in the parameter's shape) is False."""
-        return Masked(self, mask)
-
-    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
-        """The same with zeros in every row of the parameter (of that shape) but those of ``index``."""
-        mask = torch.zeros(shape, dtype=torch.bool, device=index.device)
-        mask[index] = True
-        return self.elements(mask)
+    def cut(self, part: Part) -> Contribution:
+        """The same with zeros at what rests."""
+        return Masked(self, part)
 
 
 def working(t: Tensor) -> Tensor:
@@ -84,11 +79,10 @@ class Dense(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Dense(self.gradients[index])
 
-    def elements(self, mask: Tensor) -> Contribution:
-        return Dense(self.gradients * mask)
-
-    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
-        return Chosen(Dense(self.gradients[:, index]), index, shape)
+    def cut(self, part: Part) -> Contribution:
+        if part.rows is not None:
+            return Chosen(Dense(self.gradients[:, part.rows]), part)
+        return Dense(self.gradients * part.mask)
 
 
 class Outer(Contribution):
@@ -124,85 +118,99 @@ class Outer(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])
 
-    def elements(self, mask: Tensor) -> Contribution:
-        return MaskedOuter(self, mask)
-
-    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
-        return Chosen(Outer(self.a, self.g.index_select(2, index)), index, shape)
-
-
-class MaskedOuter(Contribution):
-    """Some elements of an `Outer`'s matrix. Without a sequence its norm needs no gradient to be written out either."""
-
-    def __init__(self, outer: Outer, mask: Tensor):
-        self.outer, self.mask = outer, mask
-        self.examples = outer.examples
-
-    def squared_norms(self) -> Tensor:
-        a, g = self.outer.a, self.outer.g
-        if a.shape[1] > 1:
-            return Masked(self.outer, self.mask).squared_norms()
-        # Σ_{i,j} M_ij g_i² a_j²; squares that vanish are rounded up, as without a mask.
-        tiny, p, d = torch.finfo(a.dtype).tiny, a.shape[2], g.shape[2]
-        inputs = a[:, 0].square() @ self.mask.to(a.dtype).T
-        outputs = g[:, 0].square()
-        lost = tiny * (p * outputs.sum(1).double() + inputs.sum(1).double() + p * d * tiny + d)
-        return (inputs * outputs).sum(1).double() * (1 + ROUNDING) + lost
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.outer.weighted_sum(weights).mul_(self.mask)
-
-    def instantiate(self) -> Tensor:
-        return self.outer.instantiate().mul_(self.mask)
-
-    def take(self, index: Tensor) -> Contribution:
-        return MaskedOuter(Outer(self.outer.a[index], self.outer.g[index]), self.mask)
+    def cut(self, part: Part) -> Contribution:
+        if part.rows is not None:
+            return Chosen(Outer(self.a, self.g.index_select(2, part.rows)), part)
+        positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
+        method = costs.cheapest(
+            costs.masked_outer(self.examples, positions, p, d, part.count / (p * d), self.a.device.type)
+        )
+        if method == "picked":
+            return Chosen(Dense(sparse.each_product(self.g.mT, self.a.mT, part)), part)
+        if method == "pieces":
+            return Masked(self, part)
+        return GatheredOuter(self, part) if method == "gathered" else MaskedOuter(self, part)
 
 
 class Masked(Contribution):
     """Some elements of any contribution: written out for a few examples at a time, and forgotten again."""
 
-    def __init__(self, whole: Contribution, mask: Tensor):
-        self.whole, self.mask = whole, mask
+    def __init__(self, whole: Contribution, part: Part):
+        self.whole, self.part = whole, part
         self.examples = whole.examples
 
     def squared_norms(self) -> Tensor:
-        everyone = torch.arange(self.examples, device=self.mask.device)
-        return in_pieces(everyone, self.mask.numel(), lambda some: squares(self.take(some).instantiate()))
+        everyone = torch.arange(self.examples, device=self.part.mask.device)
+        return in_pieces(everyone, self.part.mask.numel(), lambda some: squares(self.take(some).instantiate()))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.whole.weighted_sum(weights).mul_(self.mask)
+        return self.whole.weighted_sum(weights).mul_(self.part.mask)
 
     def instantiate(self) -> Tensor:
-        return self.whole.instantiate() * self.mask
+        return self.whole.instantiate() * self.part.mask
 
     def take(self, index: Tensor) -> Contribution:
-        return Masked(self.whole.take(index), self.mask)
+        return type(self)(self.whole.take(index), self.part)
+
+
+class MaskedOuter(Masked):
+    """Some elements of the matrix of an `Outer` without a sequence, whose norm needs no gradient to be written out."""
+
+    whole: Outer
+
+    def squared_norms(self) -> Tensor:
+        # Σ_{i,j} M_ij g_i² a_j²
+        a, g = self.whole.a[:, 0], self.whole.g[:, 0]
+        inputs, outputs = a.square() @ self.part.mask.to(a.dtype).T, g.square()
+        return self._rounded_up((inputs * outputs).sum(1), inputs.sum(1), outputs.sum(1))
+
+    def _rounded_up(self, squared: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """As without a mask, squares that vanish are rounded up."""
+        d, p = self.part.shape
+        tiny = torch.finfo(squared.dtype).tiny
+        lost = tiny * (p * outputs.double() + inputs.double() + p * d * tiny + d)
+        return squared.double() * (1 + ROUNDING) + lost
+
+
+class GatheredOuter(MaskedOuter):
+    """The same where few elements are live: only they are computed. Features come first here, and examples second."""
+
+    def __init__(self, whole: Outer, part: Part):
+        super().__init__(whole, part)
+        self.a, self.g = whole.a[:, 0].T.contiguous(), whole.g[:, 0].T.contiguous()
+
+    def squared_norms(self) -> Tensor:
+        found = []
+        for a, g in zip(self.a.split(sparse.AT_ONCE, 1), self.g.split(sparse.AT_ONCE, 1), strict=True):
+            inputs, outputs = sparse.row_sums(a.square(), self.part), g.square()
+            found.append(self._rounded_up((inputs * outputs).sum(0), inputs.sum(0), outputs.sum(0)))
+        return torch.cat(found)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.part.scattered(sparse.products(self.g * weights.to(self.g.dtype), self.a, self.part))
 
 
 class Chosen(Contribution):
-    """Some rows of a parameter: only they are computed."""
+    """What is live of a parameter, rows or elements: nothing else is computed."""
 
-    def __init__(self, part: Contribution, index: Tensor, shape: torch.Size):
-        self.part, self.index, self.shape = part, index, shape
-        self.examples = part.examples
+    def __init__(self, live: Contribution, part: Part):
+        self.live, self.part = live, part
+        self.examples = live.examples
 
     def squared_norms(self) -> Tensor:
-        return self.part.squared_norms()
+        return self.live.squared_norms()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        live = self.part.weighted_sum(weights)
-        return live.new_zeros(self.shape).index_copy_(0, self.index, live)
+        return self.part.scattered(self.live.weighted_sum(weights).flatten())
 
     def instantiate(self) -> Tensor:
-        live = self.part.instantiate()
-        return live.new_zeros(self.examples, *self.shape).index_copy_(1, self.index, live)
+        return self.part.scattered(self.live.instantiate().flatten(1))
 
     def take(self, index: Tensor) -> Contribution:
-        return Chosen(self.part.take(index), self.index, self.shape)
+        return Chosen(self.live.take(index), self.part)
 
-    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
-        return self  # a rule has chosen them already
+    def cut(self, part: Part) -> Contribution:
+        return self  # a rule has done it
 
 
 class Block(Contribution):
@@ -276,8 +284,8 @@ class Rows(Contribution):
         kept = place[self.owner] >= 0
         return Rows(place[self.owner[kept]], self.index[kept], self.values[kept], len(index), self.height, self.even)
 
-    def elements(self, mask: Tensor) -> Contribution:
-        return Rows(self.owner, self.index, self.values, self.examples, self.height, self.even, mask)
+    def cut(self, part: Part) -> Contribution:
+        return Rows(self.owner, self.index, self.values, self.examples, self.height, self.even, part.mask)
 
     def inner_products(self, other: Contribution) -> tuple[Tensor, Tensor] | None:
         if not (isinstance(other, Outer) and self.even):
@@ -328,11 +336,8 @@ class Together(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Together([part.take(index) for part in self.parts])
 
-    def elements(self, mask: Tensor) -> Contribution:
-        return Together([part.elements(mask) for part in self.parts])
-
-    def rows(self, index: Tensor, shape: torch.Size) -> Contribution:
-        return Together([part.rows(index, shape) for part in self.parts])
+    def cut(self, part: Part) -> Contribution:
+        return Together([use.cut(part) for use in self.parts])
 
 
 def combine(parts: Sequence[Contribution]) -> Contribution:

@@ -7,6 +7,7 @@ product.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,20 @@ class Rates:
     touch: float  # one number read or written, in order
     patch: float  # one number copied into a patch matrix
     hold: float = 40.0  # one number kept until the factors are known: memory's price, not a time
+    # For live elements alone; where these are not known, whole matrices are computed and masked.
+    gather: float = inf  # one number added up from a row of a table
+    dot: float = inf  # beginning an inner product
+    dotted: float = inf  # a multiply-add in it
 
 
 RATES = {
-    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0),
+    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0, gather=2.8, dot=300.0, dotted=7.0),
     # A guess, not yet measured: a GPU has far more arithmetic for each number it can move.
     "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
 }
+
+
+PIECES = 8  # how often each number of a gradient is touched that is written out, masked, squared and forgotten
 
 
 def _rates(device: str) -> Rates:
@@ -47,6 +55,27 @@ def outer(examples: int, positions: int, p: int, d: int, device: str) -> dict[st
     return {method: examples * time for method, time in times.items()}
 
 
+def masked_outer(examples: int, positions: int, p: int, d: int, share: float, device: str) -> dict[str, float]:
+    """The same where only a ``share`` of the matrix is live.
+
+    >>> min(costs := masked_outer(1024, 1, 784, 1024, 0.1, "cpu"), key=costs.get)
+    'gathered'
+    """
+    r = _rates(device)
+    elements = share * p * d
+    if positions == 1:
+        # A dot product runs over the examples here, which share its beginning.
+        gathered = 4 * (p + d) * r.touch + elements * (r.gather + r.dotted + r.dot / max(1, examples))
+        times = {"product": (p + d) * r.touch + 2 * p * d, "gathered": gathered}
+    else:
+        sides = 2 * positions * (p + d) * r.touch
+        times = {
+            "picked": sides + elements * (r.dot + positions * r.dotted + r.hold),
+            "pieces": positions * p * d * (r.small_product + 1) + PIECES * p * d * r.touch,
+        }
+    return {method: examples * time for method, time in times.items()}
+
+
 def convolution(
     examples: int, positions: int, pixels: int, p: int, d: int, window: int, device: str
 ) -> dict[str, float]:
@@ -64,6 +93,22 @@ def convolution(
     written = gradient * r.small_product + positions * p * window * r.patch + p * d * window * (3 * r.touch + r.hold)
     times = {"pixels": pixel_gram + shifted + gradient + positions * d * (2 * r.touch + r.hold), "written": written}
     return {method: examples * time for method, time in times.items()}
+
+
+def masked_convolution(
+    examples: int, positions: int, pixels: int, p: int, d: int, window: int, device: str, share: float
+) -> dict[str, float]:
+    """The same where only a ``share`` of the weight is live.
+
+    >>> min(costs := masked_convolution(32, 16, 36, 512, 512, 9, "cpu", 0.1), key=costs.get)
+    'picked'
+    """
+    r = _rates(device)
+    written = convolution(examples, positions, pixels, p, d, window, device)["written"]
+    elements, patches = p * d * window, positions * p * window * r.patch
+    picked = patches + share * elements * (r.dot + positions * r.dotted + r.hold)
+    pieces = patches + elements * (positions * (r.small_product + 1) + PIECES * r.touch)
+    return {"written": written, "picked": examples * picked, "pieces": examples * pieces}
 
 
 def cheapest(times: dict[str, float]) -> str:

@@ -8,7 +8,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Channels, Mask
+from hoarfrost.freezing.live import Part
 from hoarfrost.gradients.batch import Batch, ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
@@ -60,7 +60,7 @@ class Engine:
     ):
         self.model, self.clipper, self.batch = model, clipper, Batch()
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
-        self.masks: dict[nn.Parameter, Mask] = {}  # of parameters of which only some coordinates are live
+        self.masks: Mapping[nn.Parameter, bool | Part] = {}  # of parameters of which only some coordinates are live
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
@@ -108,7 +108,7 @@ class Engine:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
         return parameter.requires_grad and parameter in self._group and self.mask_of(parameter) is not False
 
-    def mask_of(self, parameter: nn.Parameter) -> Mask:
+    def mask_of(self, parameter: nn.Parameter) -> bool | Part:
         """Which of its coordinates are live."""
         return self.masks.get(parameter, True)
 
@@ -221,10 +221,10 @@ class Engine:
         examples = counts.pop()
         if self.batch.cover(examples, this_pass.chunk).examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        uses = {p: self._live_part(p, combine(parts)) for p, parts in captured.items()}
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
-        with torch.autocast(next(iter(uses)).device.type, enabled=False):
+        with torch.autocast(next(iter(captured)).device.type, enabled=False):
+            uses = {p: self._live_part(p, combine(parts)) for p, parts in captured.items()}
             norms = self._norms(uses, examples).mul_(scale)
             factors = self.clipper.factors(norms)
             finite = norms.isfinite().all(1)
@@ -241,10 +241,8 @@ class Engine:
                 sums[p] = sums[p].add_(clipped) if p in sums else clipped
 
     def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:
-        mask = self.mask_of(p)
-        if isinstance(mask, Channels):
-            return use.rows(mask.index, p.shape)
-        return use.elements(mask) if isinstance(mask, Tensor) else use
+        part = self.mask_of(p)
+        return use.cut(part) if isinstance(part, Part) else use
 
     def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
         """[examples, groups], float32, over live parameters."""

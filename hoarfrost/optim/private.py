@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Mask, as_tensor
-from hoarfrost.freezing.switch import Held, Switch
+from hoarfrost.freezing.live import Part
+from hoarfrost.freezing.switch import Held, Masks, Switch
 from hoarfrost.gradients import Engine
 from hoarfrost.noise import Noise
 
@@ -136,7 +136,7 @@ class PrivateOptimizer(Optimizer):
         gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
         for p in wanted:
             if p in masks:  # again: what rests may have changed since the backward pass
-                gradients[p].mul_(as_tensor(masks[p], p.shape).to(p.device))
+                _rest(gradients[p], masks[p])
         std = self.noise_multiplier * sensitivity
         if everywhere:
             self._observe(gradients, std, masks)
@@ -146,24 +146,22 @@ class PrivateOptimizer(Optimizer):
         for p in wanted if flows else live:
             p.grad = gradients[p].to(p.dtype)
 
-    def _add_noise(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Mapping[nn.Parameter, Mask]) -> None:
+    def _add_noise(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
         """Noise on live coordinates, and numbers drawn for no others."""
         drawn: list[Tensor] = []
         places: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         for p, gradient in gradients.items():
-            mask = masks.get(p, True)
-            if isinstance(mask, bool):
-                drawn.append(gradient)
-            else:
-                assert self.switch is not None
-                where = self.switch.places_of(p)
-                places[p] = where, gradient.new_zeros(len(where))
+            part = masks.get(p)
+            if isinstance(part, Part):
+                places[p] = part.places, gradient.new_zeros(part.count)
                 drawn.append(places[p][1])
+            else:
+                drawn.append(gradient)
         self.noise.add_(drawn, [std] * len(drawn))
         for p, (where, noise) in places.items():
             gradients[p].view(-1).index_add_(0, where, noise)
 
-    def _observe(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Mapping[nn.Parameter, Mask]) -> None:
+    def _observe(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
         """One noise for all coordinates: the freezer sees it all, and live ones move by it."""
         assert self.switch is not None
         noisy = list(gradients.values())
@@ -171,10 +169,15 @@ class PrivateOptimizer(Optimizer):
         self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in gradients.items()})
         for p in gradients:
             if p in masks:
-                gradients[p].mul_(as_tensor(masks[p], p.shape).to(p.device))
+                _rest(gradients[p], masks[p])
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
+
+
+def _rest(gradient: Tensor, part: bool | Part) -> None:
+    """Zero where the parameter rests."""
+    gradient.mul_(part.mask if isinstance(part, Part) else part)
 
 
 def _at_least_float32(p: Tensor) -> torch.dtype:

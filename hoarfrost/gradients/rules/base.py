@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Live, Mask
+from hoarfrost.freezing.live import Part
 from hoarfrost.gradients.contributions import Contribution, working
 from hoarfrost.gradients.tap import Sink
 
 Forward = Callable[..., Any]
 Parts = Iterator[tuple[str, Contribution]]
+Wanted = Mapping[str, bool | Part]  # a module's live parameters by name: True, or what is live of them
 
 
 class Recorder(Protocol):
@@ -31,7 +32,7 @@ class Recorder(Protocol):
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
 
-    def mask_of(self, parameter: nn.Parameter) -> Mask:
+    def mask_of(self, parameter: nn.Parameter) -> bool | Part:
         """Which of its coordinates are live."""
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
@@ -108,7 +109,7 @@ class LayerRule(Rule):
         return x, dim
 
     @abstractmethod
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...].
 
         What is frozen of them is left out afterwards; a rule that can save work by knowing looks at ``live`` itself.

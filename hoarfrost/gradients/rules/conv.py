@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hoarfrost.freezing.live import Channels, Live, as_tensor
-from hoarfrost.gradients import buffers, costs
+from hoarfrost.freezing.live import Part
+from hoarfrost.gradients import buffers, costs, sparse
 from hoarfrost.gradients.contributions import Chosen, Contribution, Dense, Masked, gram_norms, squares, working
-from hoarfrost.gradients.rules.base import LayerRule, Parts
+from hoarfrost.gradients.rules.base import LayerRule, Parts, Wanted
 
 # Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
 CACHED = {"cpu": 1 << 20}
@@ -27,31 +27,38 @@ CACHED_ELSEWHERE = 1 << 26
 class ConvRule(LayerRule):
     """Conv1d, Conv2d and Conv3d, and their transposes."""
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         if "bias" in live:
             yield "bias", Dense(working(g).sum((1, *range(3, g.dim()))))
         if "weight" in live:
-            mask, shape = live["weight"], module.weight.shape
-            if isinstance(mask, Channels) and module.groups == 1 and not module.transposed:
-                some = Window(x, g.index_select(2, mask.index), module, rows=len(mask.index))
-                yield "weight", Chosen(some, mask.index, shape)
-            else:
-                yield "weight", Window(x, g, module, mask=None if mask is True else as_tensor(mask, shape))
+            yield "weight", _live_window(x, g, module, live["weight"])
+
+
+def _live_window(x: Tensor, g: Tensor, module: Any, part: bool | Part) -> Contribution:
+    """The weight's contribution, of which only a part may be live."""
+    if not isinstance(part, Part):
+        return Window(x, g, module)
+    if part.rows is not None and module.groups == 1 and not module.transposed:
+        return Chosen(Window(x, g.index_select(2, part.rows), module, rows=len(part.rows)), part)
+    window = Window(x, g, module, part=part)
+    return Chosen(Dense(window.picked()), part) if window.method == "picked" else window
 
 
 class Window(Contribution):
     """The weight of a convolution, from its input ``x`` and output gradient ``g``, both [B, K, channels, *space].
 
-    ``g`` may be about the first so many ``rows`` of the weight only; ``mask`` says which elements count.
+    ``g`` may be about the first so many ``rows`` of the weight only; ``part`` says which elements count.
     """
 
-    def __init__(self, x: Tensor, g: Tensor, module: Any, *, rows: int | None = None, mask: Tensor | None = None):
+    def __init__(self, x: Tensor, g: Tensor, module: Any, *, rows: int | None = None, part: Part | None = None):
         self.x, self.g, self.module = working(x), working(g), module
-        self.examples, self.mask = x.shape[0], mask
+        self.examples, self.part = x.shape[0], part
         self.shape = module.weight.shape if rows is None else torch.Size([rows, *module.weight.shape[1:]])
         self._written: Tensor | None = None
         # The views of an example meet in its norm, which the pixel products of one view do not see.
-        if x.shape[1] > 1 or not self.examples or costs.cheapest(self._costs()) == "written":
+        alone = x.shape[1] == 1 and self.examples > 0
+        self.method = costs.cheapest(self._costs()) if alone else "written"
+        if self.method == "written":
             self._written = buffers.lend(self, (self.examples, *self.shape), self.g)
             self._squares = self._write(self._written)
             del self.x, self.g
@@ -59,7 +66,7 @@ class Window(Contribution):
     def squared_norms(self) -> Tensor:
         if self._written is not None:
             return self._squares
-        if self.mask is not None:
+        if self.part is not None:
             return self._write(None)
         z, _ = self._roles(slice(0, 1))
         size = self._at_once(prod(z.shape[2:]) ** 2 * self.module.groups)
@@ -68,11 +75,17 @@ class Window(Contribution):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
-        if self.mask is not None:
-            return self._unmasked_sum(weights).mul_(self.mask)
-        return self._unmasked_sum(weights)
+        total = self._whole_sum(weights)
+        return total if self.part is None else total.mul_(self.part.mask)
 
-    def _unmasked_sum(self, weights: Tensor) -> Tensor:
+    def picked(self) -> Tensor:
+        """The gradients of live elements alone, [B, live]."""
+        assert self.part is not None
+        z, g = self._roles(slice(None))
+        patches = (_patches(each, self.module, g.shape[2:]).reshape(-1, prod(g.shape[2:])) for each in z.split(1))
+        return sparse.each_product(g.flatten(2), patches, self.part)
+
+    def _whole_sum(self, weights: Tensor) -> Tensor:
         m, x, g = self.module, self.x.flatten(0, 1), self.g.flatten(0, 1)
         padding = m.padding
         if m.padding_mode != "zeros" or isinstance(padding, str):
@@ -90,28 +103,27 @@ class Window(Contribution):
         self._write(written)
         return written
 
-    def elements(self, mask: Tensor) -> Contribution:
-        return self if self.mask is not None else Masked(self, mask)
+    def cut(self, part: Part) -> Contribution:
+        return self if self.part is not None else Masked(self, part)
 
     def _write(self, written: Tensor | None) -> Tensor:
         """Writes gradients out, or just a few at a time; returns their squared norms, taken while they are at hand."""
         shape, groups, views = self.shape, self.module.groups, self.x.shape[1]
         found = []
         one_patch = prod(shape[1:]) * groups * prod((self.x if self.module.transposed else self.g).shape[3:])
-        size = self._at_once(views * one_patch)
+        size = self._at_once(max(views * one_patch, prod(shape) if written is None else 0))
+        piece = self.g.new_empty(min(size, self.examples) if written is None else 0, *shape)
         for at in range(0, self.examples, size):
             z, g = self._roles(slice(at, at + size))
             patches = _patches(z, self.module, g.shape[2:]).reshape(len(z) * groups, -1, prod(g.shape[2:]))
             g = g.reshape(len(g) * groups, -1, prod(g.shape[2:]))
-            here = (
-                self.g.new_empty(min(size, self.examples - at), *shape) if written is None else written[at : at + size]
-            )
+            here = piece[: self.examples - at] if written is None else written[at : at + size]
             if views == 1:
                 torch.bmm(g, patches.mT, out=here.view(len(g), g.shape[1], -1))
             else:
                 torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=here)
-            if self.mask is not None:
-                here.mul_(self.mask)
+            if self.part is not None:
+                here.mul_(self.part.mask)
             found.append(squares(here))
         return torch.cat(found) if found else self.g.new_zeros(0)
 
@@ -119,7 +131,7 @@ class Window(Contribution):
         if self._written is not None:
             return Dense(self._written[index])
         rows = None if self.shape == self.module.weight.shape else self.shape[0]
-        return Window(self.x[index], self.g[index], self.module, rows=rows, mask=self.mask)
+        return Window(self.x[index], self.g[index], self.module, rows=rows, part=self.part)
 
     def _roles(self, part: slice) -> tuple[Tensor, Tensor]:
         """(z, g) of the formula above, for some examples: [rows, channels, *space] each."""
@@ -138,9 +150,13 @@ class Window(Contribution):
         m = self.module
         channels, outputs = z.shape[1] // m.groups, g.shape[1] // m.groups
         window = prod(m.kernel_size)
-        return costs.convolution(
-            self.examples, prod(g.shape[2:]), prod(z.shape[2:]), channels, outputs, window, g.device.type
-        )
+        sizes = (self.examples, prod(g.shape[2:]), prod(z.shape[2:]), channels, outputs, window, g.device.type)
+        if self.part is None:
+            return costs.convolution(*sizes)
+        times = costs.masked_convolution(*sizes, self.part.count / prod(self.shape))
+        if m.groups > 1:
+            del times["picked"]  # rows of different groups see different columns
+        return times
 
     def _pixel_norms(self, part: slice) -> Tensor:
         """‖dW‖² = Σ_{t,t'} ⟨g_t, g_t'⟩ · Σ_k ⟨z_{t+k}, z_{t'+k}⟩: pixel products, summed along the window's offsets."""

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Live
 from hoarfrost.gradients.contributions import Contribution, Dense, Rows, working
-from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder, Rule, detached, split_views
+from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder, Rule, Wanted, detached, split_views
 
 
 def refuse_mixing(module: Any, name: str) -> None:
@@ -40,7 +39,7 @@ class EmbeddingRule(LayerRule):
         shared = x if x.dim() > 1 and x.shape[0] == 1 else x.unsqueeze(0)
         return shared.expand(recorder.rows, *shared.shape[1:]), 0
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         g = working(g)
         if module.padding_idx is not None:
             g = torch.where((x == module.padding_idx).unsqueeze(-1), 0, g)

@@ -5,9 +5,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hoarfrost.freezing.live import Live
 from hoarfrost.gradients.contributions import Block, Dense, Outer
-from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, over_positions, positions, split_views
+from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, Wanted, over_positions, positions, split_views
 
 
 class LinearRule(LayerRule):
@@ -15,7 +14,7 @@ class LinearRule(LayerRule):
 
     transposed = False
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         x, g = positions(x), positions(g)
         if "weight" in live:
             yield "weight", Outer(g, x) if self.transposed else Outer(x, g)

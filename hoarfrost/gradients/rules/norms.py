@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Live
 from hoarfrost.gradients.contributions import Dense, working
-from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts
+from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Wanted
 
 
 class LayerNormRule(LayerRule):
@@ -20,7 +19,7 @@ class LayerNormRule(LayerRule):
     def normalised(self, module: Any, x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         x, g = working(x), working(g)
         between = tuple(range(1, g.dim() - len(module.normalized_shape)))
         if "weight" in live:
@@ -47,7 +46,7 @@ class ChannelNormRule(LayerRule):
     def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both broadcast to [B, K, C]."""
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Live, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
         x, g = (working(t).reshape(*t.shape[:3], -1) for t in (x, g))
         shift = g.sum(3)
         if "weight" in live:

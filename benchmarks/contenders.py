@@ -123,6 +123,15 @@ class HoarfrostRandom(Hoarfrost):
         return Random(rate=0.9, redraw="never")
 
 
+class HoarfrostRedrawn(Hoarfrost):
+    """The same, with coordinates that are drawn anew for every step: what it costs more is the price of switching."""
+
+    def _freezer(self) -> Any:
+        from hoarfrost.freezing import Random
+
+        return Random(rate=0.9, redraw="step")
+
+
 class HoarfrostChannels(Hoarfrost):
     """This library with a random nine tenths of the output channels frozen."""
 
@@ -205,6 +214,7 @@ CONTENDERS: dict[str, type[Contender]] = {
     "hoarfrost": Hoarfrost,
     "hoarfrost-frozen": HoarfrostHalfFrozen,
     "hoarfrost-random": HoarfrostRandom,
+    "hoarfrost-redrawn": HoarfrostRedrawn,
     "hoarfrost-channels": HoarfrostChannels,
     "opacus-hooks": OpacusHooks,
     "opacus-ghost": OpacusGhost,

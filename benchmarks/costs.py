@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import costs
-from hoarfrost.gradients.contributions import Outer
-from hoarfrost.gradients.rules.conv import Window
+from hoarfrost.gradients.contributions import Contribution, Outer
+from hoarfrost.gradients.rules.conv import live_window
 
 OUTER = [  # examples, positions, inputs, outputs
     (1024, 1, 784, 1024), (1024, 1, 1024, 10), (32, 64, 384, 384), (32, 64, 384, 1536), (32, 64, 1536, 384),
@@ -33,6 +34,8 @@ CONV = [  # examples, channels in, channels out, width of the image, window, str
     (64, 128, 128, 16, 3, 1, 1), (64, 128, 256, 16, 3, 2, 1), (64, 256, 256, 8, 3, 1, 1), (64, 512, 512, 4, 3, 1, 1),
     (64, 64, 128, 32, 1, 2, 0), (512, 1, 16, 28, 8, 2, 3), (512, 16, 32, 13, 4, 2, 0),
 ]  # fmt: skip
+LIVE = (0.1, 0.5)  # shares of each layer that are live, besides all of it
+RATES = ("small_product", "touch", "patch", "call", "gather", "dot", "dotted")
 REPEATS = 3
 
 
@@ -70,29 +73,43 @@ def forced(method: str, make: Callable[[], Any], weights: torch.Tensor) -> float
         costs.cheapest = cheapest
 
 
-def outer_case(b: int, t: int, p: int, d: int) -> Case:
+def outer_case(b: int, t: int, p: int, d: int, share: float = 1.0) -> Case:
     a, g, w = torch.randn(b, t, p), torch.randn(b, t, d), torch.rand(b)
+    part = Part(torch.rand(d, p) < share)
 
     def estimate() -> dict[str, float]:
-        return costs.outer(b, t, p, d, "cpu")
+        return costs.outer(b, t, p, d, "cpu") if share == 1 else costs.masked_outer(b, t, p, d, share, "cpu")
+
+    def make() -> Contribution:
+        return Outer(a, g) if share == 1 else Outer(a, g).cut(part)
 
     methods = [m for m in estimate() if m != "written" or b * p * d < 2**27]
-    return Case(f"linear {b}x{t} {p}→{d}", estimate, {m: forced(m, lambda: Outer(a, g), w) for m in methods})
+    return Case(f"linear {b}x{t} {p}→{d}{_live(share)}", estimate, {m: forced(m, make, w) for m in methods})
 
 
-def conv_case(b: int, i: int, o: int, width: int, k: int, s: int, pad: int) -> Case:
+def conv_case(b: int, i: int, o: int, width: int, k: int, s: int, pad: int, share: float = 1.0) -> Case:
     layer = nn.Conv2d(i, o, k, stride=s, padding=pad, bias=False)
     x = torch.randn(b, 1, i, width, width)
     with torch.no_grad():
         g = torch.randn_like(layer(x[:, 0])).unsqueeze(1)
     places, pixels = math.prod(g.shape[3:]), (width + 2 * pad) ** 2
 
-    def estimate() -> dict[str, float]:
-        return costs.convolution(b, places, pixels, i, o, k * k, "cpu")
+    part = share == 1 or Part(torch.rand(layer.weight.shape) < share)
 
-    methods = [m for m in estimate() if m != "pixels" or pixels <= 400]
-    times = {m: forced(m, lambda: Window(x, g, layer), torch.rand(b)) for m in methods}
-    return Case(f"conv {b}x{width}² {i}→{o} {k}x{k}/{s}", estimate, times)
+    def estimate() -> dict[str, float]:
+        sizes = (b, places, pixels, i, o, k * k, "cpu")
+        return costs.convolution(*sizes) if share == 1 else costs.masked_convolution(*sizes, share)
+
+    methods = [
+        m for m in estimate()
+        if (m != "pixels" or pixels <= 400) and (m != "written" or b * i * o * k * k < 2**27)
+    ]  # fmt: skip
+    times = {m: forced(m, lambda: live_window(x, g, layer, part), torch.rand(b)) for m in methods}
+    return Case(f"conv {b}x{width}² {i}→{o} {k}x{k}/{s}{_live(share)}", estimate, times)
+
+
+def _live(share: float) -> str:
+    return "" if share == 1 else f", {share:g} live"
 
 
 def misfit(cases: list[Case], rates: costs.Rates) -> float:
@@ -111,9 +128,9 @@ def misfit(cases: list[Case], rates: costs.Rates) -> float:
 
 
 def fitted(cases: list[Case]) -> costs.Rates:
-    """Coordinate search in factors of 1.15: three rates, a smooth valley."""
+    """Coordinate search in factors of 1.15: a few rates, a smooth valley."""
     rates, best = costs.RATES["cpu"], misfit(cases, costs.RATES["cpu"])
-    for _, name, factor in itertools.product(range(40), ("small_product", "touch", "patch"), (1.15, 1 / 1.15)):
+    for _, name, factor in itertools.product(range(40), RATES, (1.15, 1 / 1.15)):
         tried = replace(rates, **{name: getattr(rates, name) * factor})
         if (value := misfit(cases, tried)) < best:
             rates, best = tried, value
@@ -121,7 +138,9 @@ def fitted(cases: list[Case]) -> costs.Rates:
 
 
 def main() -> None:
-    cases = [outer_case(*row) for row in OUTER] + [conv_case(*row) for row in CONV]
+    shares = (1.0, *LIVE)
+    cases = [outer_case(*row, share) for row in OUTER for share in shares]
+    cases += [conv_case(*row, share) for row in CONV for share in shares]
     table = Table("layer", "method", "estimate", "time", "picked", title="Relative to the fastest method", box=None)
     lost = 0.0
     for case in cases:

@@ -118,7 +118,7 @@ class Held:
             for name, t in self._tensors(p).items():
                 # A state that did not exist before begins at zero where the coordinate rests.
                 before = self._before[p].get(name)
-                t.copy_(torch.where(mask, t, torch.zeros_like(t) if before is None else before))
+                torch.where(mask, t, torch.zeros_like(t) if before is None else before, out=t)
 
     def _tensors(self, p: nn.Parameter) -> dict[Any, Tensor]:
         """The parameter, and every state tensor that has an entry for each of its coordinates."""

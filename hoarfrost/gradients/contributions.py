@@ -80,9 +80,7 @@ class Dense(Contribution):
         return Dense(self.gradients[index])
 
     def cut(self, part: Part) -> Contribution:
-        if part.rows is not None:
-            return Chosen(Dense(self.gradients[:, part.rows]), part)
-        return Dense(self.gradients * part.mask)
+        return Chosen(Dense(self.gradients.flatten(1).index_select(1, part.places)), part)
 
 
 class Outer(Contribution):
@@ -161,15 +159,15 @@ class MaskedOuter(Masked):
     def squared_norms(self) -> Tensor:
         # Σ_{i,j} M_ij g_i² a_j²
         a, g = self.whole.a[:, 0], self.whole.g[:, 0]
-        inputs, outputs = a.square() @ self.part.mask.to(a.dtype).T, g.square()
-        return self._rounded_up((inputs * outputs).sum(1), inputs.sum(1), outputs.sum(1))
+        inputs = a.square() @ self.part.mask.to(a.dtype).T
+        return self._rounded_up((inputs * g.square()).sum(1))
 
-    def _rounded_up(self, squared: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+    def _rounded_up(self, squared: Tensor) -> Tensor:
         """As without a mask, squares that vanish are rounded up."""
         d, p = self.part.shape
         tiny = torch.finfo(squared.dtype).tiny
-        lost = tiny * (p * outputs.double() + inputs.double() + p * d * tiny + d)
-        return squared.double() * (1 + ROUNDING) + lost
+        a, g = (squares(t).double() for t in (self.whole.a, self.whole.g))
+        return squared.double() * (1 + ROUNDING) + tiny * (p * g + d * a + p * d * tiny + d)
 
 
 class GatheredOuter(MaskedOuter):
@@ -177,17 +175,20 @@ class GatheredOuter(MaskedOuter):
 
     def __init__(self, whole: Outer, part: Part):
         super().__init__(whole, part)
-        self.a, self.g = whole.a[:, 0].T.contiguous(), whole.g[:, 0].T.contiguous()
+        self.a, self.g = (self._turned(t[:, 0]) for t in (whole.a, whole.g))
+
+    def _turned(self, t: Tensor) -> Tensor:
+        return buffers.lend(self, (t.shape[1], t.shape[0]), t).copy_(t.T)
 
     def squared_norms(self) -> Tensor:
         found = []
         for a, g in zip(self.a.split(sparse.AT_ONCE, 1), self.g.split(sparse.AT_ONCE, 1), strict=True):
-            inputs, outputs = sparse.row_sums(a.square(), self.part), g.square()
-            found.append(self._rounded_up((inputs * outputs).sum(0), inputs.sum(0), outputs.sum(0)))
-        return torch.cat(found)
+            found.append(sparse.row_sums(a.square(), self.part).mul_(g.square()).sum(0))
+        return self._rounded_up(torch.cat(found))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.part.scattered(sparse.products(self.g * weights.to(self.g.dtype), self.a, self.part))
+        scaled = torch.mul(self.g, weights.to(self.g.dtype), out=buffers.lend(self, tuple(self.g.shape), self.g))
+        return self.part.scattered(sparse.products(scaled, self.a, self.part))
 
 
 class Chosen(Contribution):

@@ -19,13 +19,14 @@ class Rates:
     patch: float  # one number copied into a patch matrix
     hold: float = 40.0  # one number kept until the factors are known: memory's price, not a time
     # For live elements alone; where these are not known, whole matrices are computed and masked.
+    call: float = inf  # one example's turn
     gather: float = inf  # one number added up from a row of a table
     dot: float = inf  # beginning an inner product
     dotted: float = inf  # a multiply-add in it
 
 
 RATES = {
-    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0, gather=2.8, dot=300.0, dotted=7.0),
+    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0, call=6e6, gather=2.8, dot=300.0, dotted=6.0),
     # A guess, not yet measured: a GPU has far more arithmetic for each number it can move.
     "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
 }
@@ -70,7 +71,7 @@ def masked_outer(examples: int, positions: int, p: int, d: int, share: float, de
     else:
         sides = 2 * positions * (p + d) * r.touch
         times = {
-            "picked": sides + elements * (r.dot + positions * r.dotted + r.hold),
+            "picked": r.call + sides + elements * (r.dot + positions * r.dotted + r.hold),
             "pieces": positions * p * d * (r.small_product + 1) + PIECES * p * d * r.touch,
         }
     return {method: examples * time for method, time in times.items()}
@@ -106,7 +107,7 @@ def masked_convolution(
     r = _rates(device)
     written = convolution(examples, positions, pixels, p, d, window, device)["written"]
     elements, patches = p * d * window, positions * p * window * r.patch
-    picked = patches + share * elements * (r.dot + positions * r.dotted + r.hold)
+    picked = r.call + patches + share * elements * (r.dot + positions * r.dotted + r.hold)
     pieces = patches + elements * (positions * (r.small_product + 1) + PIECES * r.touch)
     return {"written": written, "picked": examples * picked, "pieces": examples * pieces}
 

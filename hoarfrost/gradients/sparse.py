@@ -34,23 +34,22 @@ def products(left: Tensor, right: Tensor, part: Part) -> Tensor:
     >>> products(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), part)
     tensor([1., 2., 4.])
     """
-    found: Tensor = torch.sparse.sampled_addmm(_pattern(part, left.dtype), left, right.T, beta=0.0).values()
-    return found
+    return each_product(left[None], (right,), part)[0]
 
 
 def each_product(lefts: Tensor, rights: Iterable[Tensor], part: Part) -> Tensor:
-    """The same for every example, [B, live]."""
-    out = lefts.new_empty(len(lefts), part.count)
-    for row, left, right in zip(out, lefts, rights, strict=True):
-        row.copy_(products(left, right, part))
-    return out
+    """The same for every example: [B, rows, T] and as many [columns, T] give [B, live]."""
+    pattern, found = _pattern(part, lefts.dtype), []
+    for left, right in zip(lefts, rights, strict=True):
+        found.append(torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values())
+    return torch.stack(found) if found else lefts.new_zeros(0, part.count)
 
 
 def _pattern(part: Part, dtype: torch.dtype) -> Tensor:
+    """The live elements of the parameter, as a sparse matrix whose values do not matter."""
     starts, columns = part.pattern
-    size = (len(part.mask), part.mask[0].numel())
+    values = torch.zeros(len(columns), dtype=dtype, device=columns.device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            starts, columns, torch.zeros(len(columns), dtype=dtype, device=columns.device), size, check_invariants=False
-        )
+        size = (len(part.mask), part.mask[0].numel())
+        return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)

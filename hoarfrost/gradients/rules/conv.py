@@ -31,10 +31,10 @@ class ConvRule(LayerRule):
         if "bias" in live:
             yield "bias", Dense(working(g).sum((1, *range(3, g.dim()))))
         if "weight" in live:
-            yield "weight", _live_window(x, g, module, live["weight"])
+            yield "weight", live_window(x, g, module, live["weight"])
 
 
-def _live_window(x: Tensor, g: Tensor, module: Any, part: bool | Part) -> Contribution:
+def live_window(x: Tensor, g: Tensor, module: Any, part: bool | Part) -> Contribution:
     """The weight's contribution, of which only a part may be live."""
     if not isinstance(part, Part):
         return Window(x, g, module)

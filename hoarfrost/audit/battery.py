@@ -26,6 +26,7 @@ FREEZING: dict[str, Freezing] = {
         ByFreezer(Layers(first=1, step=0), share=2 / 3),
         # The same ones in every step, or neighbouring batches could not be compared.
         ByFreezer(Random(rate=0.5, redraw="never"), share=0.4),
+        ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"), share=2 / 3),
         ByFreezer(Random(rate=0.3, redraw="never") & Layers(first=1, step=0), share=0.4),
     )
 }

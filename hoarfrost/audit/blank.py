@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
 from hoarfrost.audit import whiteness
+from hoarfrost.audit.canaries import Freezing
 from hoarfrost.audit.neighbours import Still
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
@@ -29,13 +30,15 @@ class NoiseAudit(Audit):
     kind: ClassVar[str] = "noise"
 
     model: str
+    freeze: str
     coordinates: int
     steps: int
     deviation: float  # over the stated one
 
     def figures(self) -> tuple[str, ...]:
         return (
-            f"noise audit: {self.model}, {self.coordinates} coordinates, {self.steps} steps on empty batches",
+            f"noise audit: {self.model}, {self.freeze}, {self.coordinates} coordinates, {self.steps} steps on empty "
+            "batches",
             f"standard deviation {self.deviation:.4f} of the stated one",
         )
 
@@ -45,6 +48,7 @@ def noise(
     model: nn.Module,
     shape: tuple[int, ...],
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
+    freeze: Freezing = Freezing(),  # noqa: B008 - has no state
     dtype: torch.dtype = torch.float32,
     rounds: int = 20,
     device: torch.device | str = "cpu",
@@ -53,10 +57,12 @@ def noise(
 
     Args:
         model, shape: the model, and the shape of one of its inputs. A copy is audited.
+        freeze: what is frozen, the same in every step.
 
     Guarantees:
         An alarm is raised for right noise with probability below 1e-5. A pass says that every tensor (up to 20,000
-        coordinates of it) gets independent Gaussian noise of the stated size although no example took part.
+        coordinates of it) gets independent Gaussian noise of the stated size where it is live, and none where it rests,
+        although no example took part.
 
     >>> noise(model=nn.Linear(30, 20), shape=(30,)).passed
     True
@@ -66,12 +72,14 @@ def noise(
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
         audited, Still(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
-        noise_multiplier=1.0, delta=0.5, clip=clip,
+        noise_multiplier=1.0, delta=0.5, clip=clip, **freeze.options(audited),
     )  # fmt: skip
     std = math.hypot(*clip.sensitivity)
     private.optimizer.expected_batch = std
     named = {name: p for name, p in audited.named_parameters() if p.requires_grad}
     names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MOST))]
+    masks = freeze.live(audited, 0)
+    live = torch.cat([_strided(masks[name].flatten()) for name in named]).cpu().numpy()
     seen = []
     for (x,) in private.loader:
         private.optimizer.zero_grad()
@@ -79,18 +87,20 @@ def noise(
         if output.requires_grad:
             output.sum().backward()
         private.optimizer.step()
-        parts = [_strided(p) for p in named.values()]
+        parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad) for p in named.values()]
         seen.append(torch.cat(parts).double().cpu().numpy())
     release = np.stack(seen)
-    faults = whiteness.faults(release, np.ones_like(release, dtype=bool), names)
+    faults = list(whiteness.faults(release, np.broadcast_to(live, release.shape), names))
+    if release[:, ~live].any():
+        faults.append("frozen coordinates get a gradient, or noise")
     return NoiseAudit(
-        alarms=tuple(faults), model=type(model).__name__, coordinates=release.shape[1], steps=rounds,
-        deviation=float(np.sqrt(np.square(release).mean())),
+        alarms=tuple(faults), model=type(model).__name__, freeze=freeze.name, coordinates=int(live.sum()), steps=rounds,
+        deviation=float(np.sqrt(np.square(release[:, live]).mean())),
     )  # fmt: skip
 
 
-def _strided(p: nn.Parameter) -> torch.Tensor:
+def _strided(t: torch.Tensor) -> torch.Tensor:
     """Coordinates from all over the tensor."""
-    flat = torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+    flat = t.flatten()
     chosen = torch.linspace(0, len(flat) - 1, min(len(flat), MOST), device=flat.device, dtype=torch.float64).long()
     return flat[chosen]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost.clipping import Clipper
-from hoarfrost.freezing import Facts, Freezer
+from hoarfrost.freezing import Facts, Freezer, Live
 from hoarfrost.freezing.live import as_tensor
 
 TENSORS = 3  # so that there are several left when one is frozen
@@ -70,7 +70,7 @@ class OneTensor(Freezing):
 class ByFreezer(Freezing):
     """A freezer of the library. Every step is an epoch here: what is drawn per epoch is drawn anew for every step."""
 
-    def __init__(self, freezer: Freezer, share: float) -> None:
+    def __init__(self, freezer: Freezer, share: float = 1.0) -> None:
         self.freezer, self.share, self.name = freezer, share, str(freezer)
 
     def options(self, model: nn.Module) -> dict[str, Any]:
@@ -81,6 +81,23 @@ class ByFreezer(Freezing):
         facts = Facts(shapes, tuple((name,) for name in shapes), steps=None, sample_rate=1.0, steps_within=int)
         live = self.freezer.live(step, facts)
         return {name: as_tensor(live[name], p.shape).to(p.device) for name, p in model.named_parameters()}
+
+
+class InOneStep(Freezer):
+    """What another freezer lets move in one step of its run, in every step: neighbouring batches can be compared."""
+
+    def __init__(self, freezer: Freezer, step: int, facts: Facts) -> None:
+        self._name, self._live = f"{freezer} in step {step}", dict(freezer.live(step, facts))
+        self.clips_everything, self.velocity_flows = freezer.clips_everything, freezer.velocity_flows
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def key(self, step: int, facts: Facts) -> None:
+        return None
+
+    def live(self, step: int, facts: Facts) -> Live:
+        return self._live
 
 
 class Examples(Dataset):

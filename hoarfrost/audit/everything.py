@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from hoarfrost.audit.accounts import books, facts
 from hoarfrost.audit.batches import enough, sampling
 from hoarfrost.audit.blank import noise
+from hoarfrost.audit.canaries import ByFreezer, Freezing, InOneStep
 from hoarfrost.audit.neighbours import sensitivity
 from hoarfrost.audit.one_training import one_run
 from hoarfrost.audit.release import step
@@ -81,14 +82,17 @@ def _steps(run: Prepared) -> Iterator[Audit]:
     clip = private.optimizer.engine.clipper
     yield sensitivity(clip=clip, device=run.device)
     plain = networks.build(recipe.model, run.splits)
+    freeze = _freezing(run)
     if run.splits.train.tensors[0].is_floating_point():
         yield sensitivity(
-            clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, views=recipe.loop.views,
+            clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, freeze=freeze, views=recipe.loop.views,
             max_physical_batch=3 * recipe.loop.views, device=run.device,
         )  # fmt: skip
     if private.noise_multiplier > 0:
         examples = run.splits.train.tensors[0]
-        yield noise(model=plain, shape=run.splits.shape, dtype=examples.dtype, clip=clip, device=run.device)
+        yield noise(
+            model=plain, shape=run.splits.shape, dtype=examples.dtype, clip=clip, freeze=freeze, device=run.device
+        )
         yield step(
             noise_multiplier=private.noise_multiplier,
             clip=clip,
@@ -98,6 +102,12 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             steps=run.steps,
             device=run.device,
         )
+
+
+def _freezing(run: Prepared) -> Freezing:
+    """The recipe's own freezing, as it is in the last step: that is when most is frozen."""
+    switch = run.private.optimizer.switch
+    return Freezing() if switch is None else ByFreezer(InOneStep(switch.freezer, run.steps - 1, switch.facts))
 
 
 def _first_class(logits: Tensor) -> Tensor:

@@ -46,6 +46,9 @@ class Largest(Fixed):
         validate.rate(share=share)
         self.share, self.per = share, check_per(per)
 
+    def __repr__(self) -> str:
+        return f"Largest(share={self.share}, per={self.per!r})"
+
     def start(self, weights: Mapping[str, Tensor]) -> None:
         self._masks = largest_of(weights, self.share, self.per)
 

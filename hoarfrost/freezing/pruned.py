@@ -50,6 +50,9 @@ class Pruned(Fixed):
         state = reference.state_dict() if isinstance(reference, nn.Module) else reference
         self.reference = {name: value.detach().clone() for name, value in state.items()}
 
+    def __repr__(self) -> str:
+        return f"Pruned(keep={self.keep}, per={self.per!r}, rewind={self.rewind}, private={self.private})"
+
     def start(self, weights: Mapping[str, Tensor]) -> None:
         chosen = {name: weight for name, weight in weights.items() if self.biases or weight.dim() > 1}
         if not chosen:

@@ -33,6 +33,9 @@ class Ranked(Freezer):
         self._sums: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}  # of the epoch before
 
+    def __repr__(self) -> str:
+        return f"Ranked(rate={self.schedule.rate}, cooling={self.schedule.cooling})"
+
     def key(self, step: int, facts: Facts) -> Hashable:
         return facts.epoch_of(step)
 

@@ -40,6 +40,7 @@ class Switch:
         self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
         self.masks: Masks = {}  # of those that are not wholly live
         self.share = 1.0  # of all coordinates that is live
+        self.moved = 0.0  # the sum of these shares over the steps that were taken
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
         self._ordered = False
@@ -55,11 +56,19 @@ class Switch:
             # Until the model was seen on a batch, its layers are taken in the order in which it lists them.
             self._facts, self._ordered = self._make_facts(), bool(self.engine.order)
             self.freezer.check(self._facts)
-            self.forget()
+            self._key = _NEVER
         return self._facts
 
-    def forget(self) -> None:
-        """The freezer's state was restored: it is asked anew."""
+    def state(self) -> dict[str, Tensor]:
+        """What must be kept in a checkpoint."""
+        kept = {f"freezer.{name}": value for name, value in self.freezer.state().items()}
+        return kept | {"freezing.moved": torch.tensor(self.moved, dtype=torch.float64)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave, from among other things; the freezer is asked anew."""
+        kept = {name.removeprefix("freezer."): t for name, t in state.items() if name.startswith("freezer.")}
+        self.freezer.load_state(kept)
+        self.moved = float(state["freezing.moved"])
         self._key = _NEVER
 
     def apply(self) -> None:

@@ -108,6 +108,8 @@ class PrivateOptimizer(Optimizer):
                 self._set_gradients(released.sums, math.hypot(*released.sensitivity))
                 with self._frozen_stand_still():
                     self.inner.step()
+                if self.switch is not None:
+                    self.switch.moved += self.switch.share
                 self._settle()
         return loss
 

@@ -95,9 +95,7 @@ class Checkpoint:
             private.model.load_state_dict(weights)
             _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
             if private.optimizer.switch is not None:
-                kept = {name.removeprefix("freezer."): t for name, t in tensors.items() if name.startswith("freezer.")}
-                private.optimizer.switch.freezer.load_state(kept)
-                private.optimizer.switch.forget()
+                private.optimizer.switch.load_state(tensors)
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
@@ -143,7 +141,7 @@ def save(
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
     switch = private.optimizer.switch
-    tensors |= {f"freezer.{name}": value for name, value in (switch.freezer.state() if switch else {}).items()}
+    tensors |= switch.state() if switch else {}
     header = {
         "format": FORMAT,
         "steps_taken": private.steps_taken,

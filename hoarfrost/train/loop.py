@@ -53,7 +53,8 @@ class Epoch:
     """Where training is at the end of an epoch, or where it was broken off.
 
     ``train`` figures are computed on private data without noise, and are not covered by any epsilon. ``test`` figures
-    are there where the test set was evaluated.
+    are there where the test set was evaluated. ``live`` is the share of the coordinates that moved, on average over the
+    epoch's steps; None where nothing is frozen.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Epoch:
     train_accuracy: float | None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    live: float | None = None
 
 
 def train(
@@ -83,21 +85,23 @@ def train(
         stop: asked after every optimizer step; if it says so, the epoch ends there and is the last one.
     """
     model, optimizer, loader = private
+    switch = private.optimizer.switch
     begin, paused, first = time.perf_counter(), 0.0, private.steps_taken
     stopped = stop()
     while not stopped and not done(private):
         average = Average.on(device)
+        first_of_epoch, moved = private.steps_taken, 0.0 if switch is None else switch.moved
         model.train()
         for x, y in loader:
             x, y = x.to(device), y.to(device)
-            before = private.steps_taken
+            taken = private.steps_taken
             optimizer.zero_grad()
             logits = model(x)
             loss = F.cross_entropy(logits, y)
             loss.backward()
             optimizer.step()
             average.add(loss, logits, y)
-            if private.steps_taken == before:
+            if private.steps_taken == taken:
                 continue  # a chunk of a batch whose rest is still to come
             if scheduler is not None:
                 scheduler.step()
@@ -119,6 +123,7 @@ def train(
             train_accuracy=average.accuracy,
             test_loss=tested[0],
             test_accuracy=tested[1],
+            live=None if switch is None else (switch.moved - moved) / (private.steps_taken - first_of_epoch),
         )
 
 

@@ -62,6 +62,12 @@ class Prepared:
         return self._readout(self.private.charged)
 
     @property
+    def density(self) -> float | None:
+        """The share of the coordinates that moved, over all steps so far; None where nothing is frozen."""
+        switch, steps = self.private.optimizer.switch, self.private.steps_taken
+        return None if switch is None or steps == 0 else switch.moved / steps
+
+    @property
     def parameters(self) -> int:
         """How many numbers the model has."""
         return sum(p.numel() for p in self.private.model.parameters())

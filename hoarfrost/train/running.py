@@ -38,6 +38,7 @@ class RunResult:
     seconds: float
     test_loss: float | None
     test_accuracy: float | None
+    density: float | None  # the share of the coordinates that moved, over all steps; None where nothing is frozen
     statement: Statement
     model: nn.Module = field(repr=False)
 
@@ -49,7 +50,17 @@ class RunResult:
             f"{words.duration(self.seconds)}{how}"
         )
         spent = f"{self.statement}\n{words.meaning(self.statement)}"
-        return words.columns([("reached", reached), ("spent", spent), ("in", str(self.folder))])
+        moved = (
+            []
+            if self.density is None
+            else [
+                (
+                    "moved",
+                    f"total density {self.density:.3f}: the share of the coordinates that were live, over all steps",
+                )
+            ]
+        )
+        return words.columns([("reached", reached), *moved, ("spent", spent), ("in", str(self.folder))])
 
 
 def run(
@@ -196,6 +207,7 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         seconds=records.seconds,
         test_loss=None if last is None else last.test_loss,
         test_accuracy=None if last is None else last.test_accuracy,
+        density=run.density,
         statement=statement,
         model=private.model,
     )

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from hoarfrost import audit
+from hoarfrost.audit.blank import NoiseAudit
+from hoarfrost.audit.canaries import ByFreezer
+from hoarfrost.audit.everything import Subject, everything
+from hoarfrost.audit.neighbours import SensitivityAudit
+from hoarfrost.freezing import Random
+from hoarfrost.freezing.live import Part
+from hoarfrost.gradients import Engine
+from hoarfrost.gradients.contributions import MaskedOuter
 from hoarfrost.noise import Noise
+from tests.train.recipes import tiny
 
 
 def net() -> nn.Module:
@@ -49,8 +59,6 @@ def test_missing_noise_is_caught_every_time(fault: str, monkeypatch: pytest.Monk
 
 def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is clipped in the first chunk alone, and norms that are divided by the number of views."""
-    from hoarfrost.gradients import Engine
-
     model, shape = nn.Linear(6, 5), (6,)
     right = Engine._norms
     assert audit.sensitivity(model=model, shape=shape, views=3, max_physical_batch=6, rounds=1).passed
@@ -61,3 +69,40 @@ def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) * float(self.batch.chunk.first))
         assert audit.sensitivity(model=model, shape=shape, rounds=1).passed
         assert not audit.sensitivity(model=model, shape=shape, max_physical_batch=1, rounds=1).passed
+
+
+SOME = ByFreezer(Random(rate=0.7, redraw="never"))
+
+
+def test_what_rests_gets_no_noise_and_what_lives_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for freeze in (SOME, ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"))):
+        result = audit.noise(model=net(), shape=(1, 6, 6), freeze=freeze)
+        assert result.passed
+        assert result.coordinates < 80 + 1290
+    with monkeypatch.context() as patch:  # noise on all coordinates
+        patch.setattr(Part, "places", property(lambda self: torch.arange(self.count)))
+        assert not audit.noise(model=net(), shape=(1, 6, 6), freeze=SOME).passed
+    with monkeypatch.context() as patch:  # noise on none that are live
+        patch.setattr(Noise, "add_", lambda *_: None)
+        assert not audit.noise(model=net(), shape=(1, 6, 6), freeze=SOME).passed
+
+
+FREEZE = {
+    "layers": {"kind": "layers", "first": 1},  # in the last 20 steps, and so from the first one of 7
+    "random": {"kind": "random", "rate": 0.6, "cooling": 2},
+    "ranked": {"kind": "ranked", "rate": 0.5},
+    "pruned": {"kind": "pruned", "keep": 0.5, "public": "digits", "private": False, "epochs": 1},
+}
+
+
+@pytest.mark.parametrize("kind", FREEZE)
+def test_a_recipe_is_audited_with_what_it_freezes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny(freeze=FREEZE[kind])
+    found = [result for result in everything(Subject(recipe)) if isinstance(result, NoiseAudit | SensitivityAudit)]
+    assert all(result.passed for result in found)
+    shown = {"layers": "Layers(first=1", "random": "Random(rate=0.6", "ranked": "Ranked(rate=0.5", "pruned": "Pruned("}
+    assert sum(result.freeze.startswith(shown[kind]) for result in found) == 2
+    if kind == "random":
+        right = MaskedOuter._rounded_up
+        monkeypatch.setattr(MaskedOuter, "_rounded_up", lambda *of: right(*of) / 4)  # half the norm of what is live
+        assert not all(result.passed for result in everything(Subject(recipe)))

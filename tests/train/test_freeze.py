@@ -1,5 +1,7 @@
 """Freezing from a recipe: what is said is what is done, and it survives a restart."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,25 @@ def test_what_makes_no_sense_leaves_nothing_behind(case: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=message):
         run(tiny(freeze=given), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_tells_how_much_of_the_model_moved(tmp_path: Path) -> None:
+    frozen = tiny(
+        freeze={"kind": "random", "rate": 0.8, "cooling": 3}, privacy__steps=None, privacy__epochs=5.0,
+        loop__checkpoint_every=7,
+    )  # fmt: skip
+    whole = run(frozen, out=tmp_path / "whole")
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [round(row["live"], 2) for row in rows] == [1.0, 0.6, 0.2, 0.2, 0.2]
+    assert whole.density == pytest.approx(0.44, abs=1e-3)
+    assert "total density 0.440" in whole.summary()
+    assert json.loads((tmp_path / "whole" / "run.json").read_text())["total_density"] == whole.density
+    # After a crash, what was lost does not count.
+    later = sorted((tmp_path / "whole" / "checkpoints").iterdir())[-2]
+    assert run(tiny(), out=tmp_path / "dense").density is None
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    resumed = resume(tmp_path / "again" / "checkpoints" / later.name)
+    assert resumed.density == pytest.approx(whole.density, abs=1e-9)
 
 
 def test_the_density_of_a_run_is_the_mean_of_its_epochs() -> None:

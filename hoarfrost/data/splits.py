@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,32 @@ class Splits:
             if largest >= most:
                 raise InvalidValue(f"{part} holds a label outside of 0 to {most - 1}, the numbers that classes have")
         return cls(train, test, classes or largest + 1)
+
+    def scaled(self, mean: Sequence[float], std: Sequence[float]) -> Splits:
+        """(x − mean) / std, with one number of each for every channel (an example's first dimension), or one for all.
+
+        Args:
+            mean, std: public constants. Taken from the private examples they would tell about them.
+
+        >>> pixels, labels = torch.ones(5, 1, 4, 4), torch.tensor([0, 1, 2, 1, 0])
+        >>> Splits.of(pixels, labels, pixels, labels).scaled([0.5], [0.25]).train[0][0].unique().item()
+        2.0
+        """
+        examples = self.train.tensors[0]
+        if not examples.is_floating_point():
+            raise InvalidValue("mean and std are for examples of real numbers, and these are whole ones")
+        channels = self.shape[0] if self.shape else 1
+        for name, numbers in (("mean", mean), ("std", std)):
+            if len(numbers) not in (1, channels):
+                raise InvalidValue(
+                    f"{name} has {len(numbers)} numbers, and an example {channels} channels: give 1 or all"
+                )
+        view = (-1, *[1] * (len(self.shape) - 1))
+        shift, scale = (torch.tensor(numbers, dtype=examples.dtype).view(view) for numbers in (mean, std))
+        train, test = (
+            TensorDataset((part.tensors[0] - shift) / scale, part.tensors[1]) for part in (self.train, self.test)
+        )
+        return Splits(train, test, self.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:

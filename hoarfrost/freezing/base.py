@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.live import Live, both
 
 if TYPE_CHECKING:
@@ -97,12 +98,18 @@ class Freezer(ABC):
 
 
 class Both(Freezer):
-    """Two freezers at once: a coordinate moves if both let it."""
+    """Two freezers at once: a coordinate moves if both let it.
+
+    Both must mean the same by resting, or nobody could say what a coordinate does that rests by one of them.
+    """
 
     def __init__(self, first: Freezer, second: Freezer) -> None:
         self.parts = (first, second)
-        self.velocity_flows = any(part.velocity_flows for part in self.parts)
-        self.clips_everything = any(part.clips_everything for part in self.parts)
+        for trait, what in (("velocity_flows", "lets velocity flow"), ("clips_everything", "freezes after clipping")):
+            if getattr(first, trait) != getattr(second, trait):
+                odd, other = (first, second) if getattr(first, trait) else (second, first)
+                raise InvalidValue(f"{odd!r} {what} and {other!r} does not: they cannot be combined")
+        self.velocity_flows, self.clips_everything = first.velocity_flows, first.clips_everything
         self.observes = any(part.observes for part in self.parts)
 
     def __repr__(self) -> str:

@@ -187,9 +187,12 @@ def load(recipe: Recipe) -> data.Splits:
     """The recipe's data set."""
     source = recipe.data
     if source.path is not None:
-        return data.from_file(source.path, source.classes)
-    assert source.name is not None  # the recipe has one or the other
-    return data.load(source.name)
+        splits = data.from_file(source.path, source.classes)
+    else:
+        assert source.name is not None  # the recipe has one or the other
+        splits = data.load(source.name)
+    as_it_is = set(source.mean) == {0.0} and set(source.std) == {1.0}
+    return splits if as_it_is else splits.scaled(source.mean, source.std)
 
 
 def _examples(recipe: Recipe, splits: data.Splits) -> Any:

@@ -46,6 +46,7 @@ def _not_tiny(**values: float) -> None:
 
 Positive = Annotated[float, _each(validate.positive, validate.finite, _not_tiny, _up_to(LARGEST))]
 NotNegative = Annotated[float, _each(validate.not_negative, validate.finite, _up_to(LARGEST))]
+Real = Annotated[float, _each(validate.finite, _up_to(LARGEST))]
 Probability = Annotated[float, _each(validate.probability)]
 Rate = Annotated[float, _each(validate.rate)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -78,11 +79,16 @@ class Data(Table):
 
     The file is a .safetensors or .npz with x_train, y_train, x_test and y_test. Its path is relative to the recipe's
     own file, and stays below that file's folder (see `read_recipe`).
+
+    Examples become (x − ``mean``) / ``std``, with a number of each for every channel, or one for all. They are public
+    constants: what the private examples themselves are like on average would tell about them.
     """
 
     name: Text | None = None
     path: Text | None = None
     classes: Whole | None = None
+    mean: Annotated[tuple[Real, ...], Field(strict=False, min_length=1, max_length=MOST_LAYERS)] = (0.0,)
+    std: Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=MOST_LAYERS)] = (1.0,)
 
     @model_validator(mode="after")
     def _one_source(self) -> "Data":

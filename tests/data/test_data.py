@@ -242,3 +242,21 @@ def test_only_images_are_augmented() -> None:
         data.Augmented(TensorDataset(torch.zeros(3, 5), torch.zeros(3)), shift=1)
     with pytest.raises(InvalidValue, match="a shift of 8 pixels"):
         data.Augmented(TensorDataset(torch.zeros(3, 1, 8, 8), torch.zeros(3)), shift=8)
+
+
+def test_examples_are_scaled_by_public_constants_channel_by_channel() -> None:
+    x = torch.rand(5, 3, 4, 4)
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    splits = data.Splits.of(x, labels, x[:2], labels[:2])
+    mean, std = [0.1, 0.2, 0.3], [1.0, 2.0, 4.0]
+    scaled = splits.scaled(mean, std)
+    for channel in range(3):
+        torch.testing.assert_close(scaled.train.tensors[0][:, channel], (x[:, channel] - mean[channel]) / std[channel])
+    torch.testing.assert_close(scaled.test.tensors[0], scaled.train.tensors[0][:2])
+    torch.testing.assert_close(splits.scaled([0.5], [2.0]).train.tensors[0], (x - 0.5) / 2)
+    assert torch.equal(splits.train.tensors[0], x)
+    with pytest.raises(InvalidValue, match="mean has 2 numbers, and an example 3 channels"):
+        splits.scaled([0.1, 0.2], [1.0])
+    words = data.Splits.of(labels[:, None], labels, labels[:, None], labels)
+    with pytest.raises(InvalidValue, match="whole ones"):
+        words.scaled([0.0], [2.0])

@@ -345,3 +345,11 @@ def test_a_first_batch_that_is_empty_is_no_full_step(runs: bool) -> None:
     assert private.steps_taken == 2
     assert torch.equal(model[0].weight, before)
     assert (model[5].weight != net()[5].weight).all()
+
+
+def test_two_freezers_mean_the_same_by_resting() -> None:
+    flowing, after = hoarfrost.freeze.Random(0.5, velocity="flows"), hoarfrost.freeze.Random(0.5, posterior=True)
+    for one, words in ((flowing, "lets velocity flow"), (after, "freezes after clipping")):
+        with pytest.raises(InvalidValue, match=words):
+            hoarfrost.freeze.Layers(first=1, step=0) & one
+        assert (one & one).velocity_flows == one.velocity_flows

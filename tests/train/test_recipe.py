@@ -48,6 +48,8 @@ def test_defaults_are_filled_in_and_the_file_names_the_recipe(tmp_path: Path) ->
 
 # What is replaced in the minimal recipe, and what must be said.
 WRONG = {
+    "no spread": ("[model]", "std = [0.5, 0.0]\n[model]", "std must be above 0"),
+    "no mean": ("[model]", "mean = [nan]\n[model]", "mean must be finite"),
     "unknown key": ('name = "mlp"', 'name = "mlp"\nhiden = [3]', "unknown key model.hiden; did you mean hidden?"),
     "key of another kind": ("lr = 1", "lr = 1\nbetas = [0.9, 0.9]", "unknown key optimizer.betas; keys of optimizer: "),
     "unknown table": ("[privacy]", "[privasy]", "privacy is missing; unknown key privasy; did you mean privacy?"),
@@ -278,7 +280,8 @@ RECIPES = {
     "everything": tiny(
         name="all-1.0", augment__shift=1, augment__flip=True, model={"name": "cnn", "channels": [4, 8]},
         optimizer={"kind": "adamw", "betas": [0.8, 0.9]}, schedule={"kind": "step", "every": 2}, clip__norm=0.1,
-        privacy__seed=3, loop__views=4, loop__max_physical_batch=64,
+        data={"name": "digits", "mean": [0.5], "std": [0.25]}, privacy__seed=3,
+        loop__views=4, loop__max_physical_batch=64,
     ),
 }  # fmt: skip
 

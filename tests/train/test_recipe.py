@@ -49,7 +49,7 @@ def test_defaults_are_filled_in_and_the_file_names_the_recipe(tmp_path: Path) ->
 # What is replaced in the minimal recipe, and what must be said.
 WRONG = {
     "no spread": ("[model]", "std = [0.5, 0.0]\n[model]", "std must be above 0"),
-    "no mean": ("[model]", "mean = [nan]\n[model]", "mean must be finite"),
+    "no mean": ("[model]", "mean = [nan]\n[model]", "mean must be a number"),
     "unknown key": ('name = "mlp"', 'name = "mlp"\nhiden = [3]', "unknown key model.hiden; did you mean hidden?"),
     "key of another kind": ("lr = 1", "lr = 1\nbetas = [0.9, 0.9]", "unknown key optimizer.betas; keys of optimizer: "),
     "unknown table": ("[privacy]", "[privasy]", "privacy is missing; unknown key privasy; did you mean privacy?"),

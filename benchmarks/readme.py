@@ -1,12 +1,12 @@
-"""Writes the figures of `results/step.json` into the README: `python -m benchmarks.readme`."""
+"""Writes the figures of `results/` into the README: `python -m benchmarks.readme`."""
 
 import json
 from pathlib import Path
 
+from benchmarks.accuracy.tables import tables
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 COLUMNS = {
     "hoarfrost": "Hoarfrost",
     "hoarfrost-frozen": "lower half frozen",
@@ -31,11 +31,21 @@ def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
 def main() -> None:
     results = json.loads((HERE / "results" / "step.json").read_text())
     machine = results["machine"]
-    readme = HERE.parent / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
     place = f"({machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, no GPU)"
-    readme.write_text(f"{before}{BEGIN}\n{table(results)}\n\n{place}\n{END}{after}")
+    readme = HERE.parent / "README.md"
+    text = between(readme.read_text(), "bench", f"{table(results)}\n\n{place}")
+    readme.write_text(between(text, "accuracy", tables()))
+
+
+def between(text: str, name: str, new: str) -> str:
+    """The text with what stands between two marks replaced.
+
+    >>> between("a <!-- x:begin -->old<!-- x:end --> b", "x", "new")
+    'a <!-- x:begin -->\\nnew\\n<!-- x:end --> b'
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

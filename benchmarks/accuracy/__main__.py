@@ -5,8 +5,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.experiments import EXPERIMENTS, SEEDS
 from benchmarks.accuracy.runs import Results, run
-
-FOLDER = Path(__file__).parents[1] / "results" / "accuracy"
+from benchmarks.accuracy.tables import FOLDER
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def _branch(experiment: Branches, seed: int, end: int, weights: State) -> dict[s
 def recipe_for(name: str, seed: int, overrides: Sequence[str]) -> Recipe:
     """A built-in recipe with values replaced, seeded, on one core."""
     kept = [override for override in overrides if override != DENSE]
-    recipe = read_recipe(name, [*kept, f"privacy.seed={seed}", "loop.threads=1"])
+    recipe = read_recipe(name, ["loop.threads=1", *kept, f"privacy.seed={seed}"])
     return recipe.model_copy(update={"freeze": None}) if DENSE in overrides else recipe
 
 

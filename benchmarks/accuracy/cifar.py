@@ -28,14 +28,15 @@ class Noting(Progress):
 
     def __init__(self, arm: str, recipe: Recipe, folder: Path) -> None:
         self.arm, self.recipe, self.folder = arm, recipe, folder
-        self.moved: list[tuple[int, float]] = []
 
     def start(self, plan: Plan) -> None:
         print(plan.headline, flush=True)
 
     def epoch(self, epoch: Epoch) -> None:
-        epochs = [row for row in _rows(self.folder / "metrics.jsonl") if row.get("test_accuracy") is not None]
+        # Of an epoch that was broken off and resumed, what it was in the end.
+        epochs = list({row["epoch"]: row for row in _rows(self.folder / "metrics.jsonl") if "epoch" in row}.values())
         path = FOLDER / "cifar10.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         found = json.loads(path.read_text()) if path.exists() else {}
         keys = ("epoch", "step", "epsilon", "live", "test_accuracy")
         shares = [row["live"] for row in epochs if "live" in row]

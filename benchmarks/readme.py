@@ -15,6 +15,14 @@ COLUMNS = {
     "opacus-ghost": "Opacus 1.6, ghost",
 }
 
+FROZEN = {
+    "hoarfrost": "nothing frozen",
+    "hoarfrost-frozen": "lower half of the layers",
+    "hoarfrost-random": "0.9 of the elements",
+    "hoarfrost-redrawn": "the same, drawn for every step",
+    "hoarfrost-channels": "0.9 of the channels",
+}
+
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
     """Time and memory of every contender in units of the plain step, one row a workload."""
@@ -35,6 +43,23 @@ def main() -> None:
     readme = HERE.parent / "README.md"
     text = between(readme.read_text(), "bench", f"{table(results)}\n\n{place}")
     readme.write_text(between(text, "accuracy", tables()))
+    guide = HERE.parent / "docs" / "freezing.md"
+    frozen = json.loads((HERE / "results" / "freezing.json").read_text())
+    guide.write_text(between(guide.read_text(), "freezing", costs_of_freezing(frozen)))
+
+
+def costs_of_freezing(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """A frozen step in units of the plain step, and of the private step that freezes nothing."""
+    names = [name for name in FROZEN if all(name in figures for figures in results["time"].values())]
+    lines = [
+        f"| ratio to the plain step (to the private one) | {' | '.join(FROZEN[name] for name in names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for workload, figures in results["time"].items():
+        dense = figures["hoarfrost"]["ratio"]
+        cells = [f"{figures[name]['ratio']:.2f} ({figures[name]['ratio'] / dense:.2f})" for name in names]
+        lines.append(f"| {WORKLOADS[workload].title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def between(text: str, name: str, new: str) -> str:

@@ -26,7 +26,7 @@ class Rates:
 
 
 RATES = {
-    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0, call=6e6, gather=2.8, dot=300.0, dotted=6.0),
+    "cpu": Rates(small_product=0.92, touch=12.0, patch=29.0, call=4e6, gather=2.8, dot=300.0, dotted=3.5),
     # A guess, not yet measured: a GPU has far more arithmetic for each number it can move.
     "cuda": Rates(small_product=2.0, touch=60.0, patch=90.0),
 }

@@ -63,11 +63,7 @@ def costs_of_freezing(results: dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def between(text: str, name: str, new: str) -> str:
-    """The text with what stands between two marks replaced.
-
-    >>> between("a <!-- x:begin -->old<!-- x:end --> b", "x", "new")
-    'a <!-- x:begin -->\\nnew\\n<!-- x:end --> b'
-    """
+    """The text with what stands between two marks replaced."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"

@@ -138,7 +138,7 @@ class PrivateOptimizer(Optimizer):
         gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
         for p in wanted:
             if p in masks:  # again: what rests may have changed since the backward pass
-                _rest(gradients[p], masks[p])
+                gradients[p] = _rest(gradients[p], masks[p])
         std = self.noise_multiplier * sensitivity
         if everywhere:
             self._observe(gradients, std, masks)
@@ -171,15 +171,15 @@ class PrivateOptimizer(Optimizer):
         self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in gradients.items()})
         for p in gradients:
             if p in masks:
-                _rest(gradients[p], masks[p])
+                gradients[p] = _rest(gradients[p], masks[p])
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
 
 
-def _rest(gradient: Tensor, part: bool | Part) -> None:
-    """Zero where the parameter rests."""
-    gradient.mul_(part.mask if isinstance(part, Part) else part)
+def _rest(gradient: Tensor, part: bool | Part) -> Tensor:
+    """Zero where the parameter rests, and laid out as places are counted."""
+    return gradient.contiguous().mul_(part.mask if isinstance(part, Part) else part)
 
 
 def _at_least_float32(p: Tensor) -> torch.dtype:

@@ -120,6 +120,8 @@ def prepare(
     asked = recipe.privacy
     splits = splits or load(recipe)
     model = networks.build(recipe.model, splits).to(device)
+    if recipe.loop.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     private = make_private(
         model,
         optimizers.build(recipe.optimizer, model.parameters()),

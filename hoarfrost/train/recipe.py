@@ -342,6 +342,7 @@ class Loop(Table):
 
     ``max_physical_batch`` bounds the memory; ``views`` averages so many augmented views of an example before it is
     clipped; the test set is evaluated after every ``evaluate_every`` epochs; ``threads`` is for the processor's cores.
+    ``channels_last`` lays images out pixel by pixel, which is faster for some networks and slower for others.
     A checkpoint is written after every ``checkpoint_every`` steps, and the last ``checkpoints_kept`` of them stay; the
     ledger reserves ``reserve_ahead`` steps at a time, which is what a kill can lose.
     """
@@ -350,6 +351,7 @@ class Loop(Table):
     views: Annotated[int, _each(validate.whole, _up_to(1000))] = 1
     evaluate_every: Whole = 1
     threads: Annotated[int, _each(validate.whole, _up_to(1000))] | None = None
+    channels_last: bool = False
     checkpoint_every: Whole = 50
     checkpoints_kept: Whole = 2
     reserve_ahead: Whole = 1

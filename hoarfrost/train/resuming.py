@@ -22,8 +22,8 @@ from hoarfrost.train.records import checkpoints, runs_of
 
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.
 HARMLESS = {
-    "name", "loop.threads", "loop.evaluate_every", "loop.max_physical_batch", "loop.checkpoint_every",
-    "loop.checkpoints_kept", "loop.reserve_ahead",
+    "name", "loop.threads", "loop.channels_last", "loop.evaluate_every", "loop.max_physical_batch",
+    "loop.checkpoint_every", "loop.checkpoints_kept", "loop.reserve_ahead",
 }  # fmt: skip
 DATA = "data"  # how a changed data set is called, wherever it lies
 

@@ -353,3 +353,30 @@ def test_two_freezers_mean_the_same_by_resting() -> None:
         with pytest.raises(InvalidValue, match=words):
             hoarfrost.freeze.Layers(first=1, step=0) & one
         assert (one & one).velocity_flows == one.velocity_flows
+
+
+@pytest.mark.parametrize("granularity", ["element", "channel"])
+def test_parameters_may_lie_in_memory_as_they_like(granularity: str) -> None:
+    weights = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 2), nn.Flatten(), nn.Linear(54, 2))
+        model.to(memory_format=layout)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        freezer = hoarfrost.freeze.Random(0.5, redraw="never", granularity=granularity)
+        data = torch.utils.data.TensorDataset(torch.randn(9, 3, 6, 6), torch.randint(2, (9,)))
+        private = hoarfrost.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1), data, sample_rate=1.0,
+            steps=3, noise_multiplier=0.0, delta=1e-3, freeze=freezer,
+        )  # fmt: skip
+        for _ in range(3):
+            for x, y in private.loader:
+                private.optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                private.optimizer.step()
+        live = freezer.live(0, private.optimizer.switch.facts)
+        for name, p in model.named_parameters():
+            moved = p != before[name]
+            assert torch.equal(moved, as_tensor(live[name], p.shape)), name
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

@@ -97,8 +97,8 @@ def conv_case(b: int, i: int, o: int, width: int, k: int, s: int, pad: int, shar
     part = share == 1 or Part(torch.rand(layer.weight.shape) < share)
 
     def estimate() -> dict[str, float]:
-        sizes = (b, places, pixels, i, o, k * k, "cpu")
-        return costs.convolution(*sizes) if share == 1 else costs.masked_convolution(*sizes, share)
+        sizes = (b, places, pixels, i, o, k * k)
+        return costs.convolution(*sizes, "cpu") if share == 1 else costs.masked_convolution(*sizes, share, "cpu")
 
     methods = [
         m for m in estimate()

@@ -315,6 +315,12 @@ def make_private(
         private.draw_on(_allowance(private, ledger, run))
     loader.on_batch = private._begin
     if freeze is not None:
+        own = data.dataset if isinstance(data, DataLoader) else data
+        if any(public is own for public in freeze.public()):
+            raise NotPrivate(
+                f"{freeze!r} has learned from the private data set itself: what is pruned would tell about it. Take "
+                "public data, or say private=False, and nothing is private"
+            )
         private_optimizer.switch = Switch(
             freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
         )

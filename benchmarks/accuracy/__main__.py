@@ -9,10 +9,10 @@ from benchmarks.accuracy.tables import FOLDER
 
 
 def main() -> None:
-    """One experiment after the other, on one core; start a second process for other experiments or seeds."""
+    """One experiment after the other, on one core; start a second process for other experiments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiments", nargs="*", choices=[*EXPERIMENTS, []], help=", ".join(EXPERIMENTS))
-    parser.add_argument("--seed", type=int, action="append", help="default: all of 1, 2 and 3")
+    parser.add_argument("--seed", type=int, action="append", help=f"default: {SEEDS}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the results are")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -39,10 +39,8 @@ class Noting(Progress):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = json.loads(path.read_text()) if path.exists() else {}
         keys = ("epoch", "step", "epsilon", "live", "test_accuracy")
-        shares = [row["live"] for row in epochs if "live" in row]
         found[self.arm] = {
             "planned": self.recipe.privacy.epochs,
-            "density": sum(shares) / len(shares) if shares else None,
             "epochs": [{key: row[key] for key in keys if key in row} for row in epochs],
         }
         replace_file(path, lambda draft: draft.write_text(json.dumps(found, indent=1) + "\n"))

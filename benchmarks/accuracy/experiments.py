@@ -10,27 +10,30 @@ DENSE = "freeze=none"  # takes the recipe's [freeze] out
 class Runs:
     """Arms that are trained apart from each other."""
 
+    title: str
     recipe: str
     arms: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Branches:
-    """DP-SGD, and beside it at each of these steps, a branch that leaves it so many steps before with layers frozen.
+    """DP-SGD, and for each of these numbers of steps a branch that leaves it a few steps earlier, with layers frozen.
 
-    Up to there the two are the same, noise included, and what differs is what freezing did. A branch is what the recipe
-    trains from its first step if told to end there.
+    Up to there the two are the same, noise included; the last steps of the branch have batches and noise of their own.
+    A branch is what the recipe trains if it is told to end there.
     """
 
+    title: str
     recipe: str
     ends: dict[str, int]  # the budget by the paper's account, and its number of steps
     last: int = 20
 
 
 EXPERIMENTS: dict[str, Runs | Branches] = {
-    "layers-mnist": Branches("mnist-layers", {"1": 138, "2": 543, "3": 1163}),
-    "layers-fashion-mnist": Branches("fashion-mnist-layers", {"1": 187, "2": 715, "3": 1519}),
+    "layers-mnist": Branches("MNIST", "mnist-layers", {"1": 138, "2": 543, "3": 1163}),
+    "layers-fashion-mnist": Branches("Fashion-MNIST", "fashion-mnist-layers", {"1": 187, "2": 715, "3": 1519}),
     "random-fashion-mnist": Runs(
+        "Fashion-MNIST, ε 3",
         "fashion-mnist-random",
         {
             "DP-SGD": (DENSE, "privacy.epochs=20"),
@@ -43,6 +46,7 @@ EXPERIMENTS: dict[str, Runs | Branches] = {
         },
     ),
     "pruned-fashion-mnist": Runs(
+        "Fashion-MNIST, LeNet, ε 1",
         "fashion-mnist-pruned",
         {
             "DP-SGD": (DENSE,),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy.experiments import DENSE, SEEDS, Branches, Runs
-from hoarfrost import data
+from hoarfrost import budget
 from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
-from hoarfrost.train import Recipe, read_recipe
+from hoarfrost.private import Private
+from hoarfrost.train import Recipe, read_recipe, sources
 from hoarfrost.train.loop import evaluate, train
 from hoarfrost.train.networks import build
 from hoarfrost.train.prepare import Prepared, prepare, surroundings
@@ -39,87 +39,78 @@ class Results:
     def has(self, arm: str, seed: int) -> bool:
         return any(row["arm"] == arm and row["seed"] == seed for row in self.rows)
 
-    def add(self, **row: Any) -> None:
+    def add(self, arm: str, seed: int, run: Prepared, *, steps: int | None = None, **more: Any) -> None:
+        """What a run has reached. ``steps`` are those behind its weights, if they are not all its own."""
+        private = run.private
+        steps = steps or private.steps_taken
+        _, accuracy = evaluate(private.model, run.splits.test, CPU)
+        row = {"arm": arm, "seed": seed, "accuracy": accuracy, "steps": steps}
+        row |= {"noise_multiplier": round(private.noise_multiplier, 4), "epsilon": _epsilon(private, steps), **more}
         text = "[\n" + ",\n".join(json.dumps(each) for each in [*self.rows, row]) + "\n]\n"
         replace_file(self.path, lambda draft: draft.write_text(text))
-        print(f"{row['arm']}, seed {row['seed']}: {row['accuracy']:.4f} at epsilon {row['epsilon']}", flush=True)
+        print(f"{arm}, seed {seed}: {accuracy:.4f} at epsilon {row['epsilon']}", flush=True)
 
 
 def run(experiment: Runs | Branches, results: Results, seeds: Sequence[int] = SEEDS) -> None:
     """Every arm with every seed: all arms with the first seed, then with the next one."""
     for seed in seeds:
-        todo = _branches(experiment, seed) if isinstance(experiment, Branches) else _runs(experiment, seed)
-        for arm, trained in todo:
-            if not results.has(arm, seed):
-                began = time.perf_counter()
-                for row in trained():
-                    results.add(seed=seed, **{"arm": arm} | row, seconds=round(time.perf_counter() - began))
+        if isinstance(experiment, Runs):
+            for arm in experiment.arms:
+                if not results.has(arm, seed):
+                    _run(experiment, arm, seed, results)
+        elif not all(results.has(f"Layers at {name}", seed) for name in experiment.ends):
+            _branches(experiment, seed, results)
 
 
-def _runs(experiment: Runs, seed: int) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
-    for arm, overrides in experiment.arms.items():
-
-        def trained(overrides: tuple[str, ...] = overrides) -> list[dict[str, Any]]:
-            recipe = recipe_for(experiment.recipe, seed, overrides)
-            with surroundings(recipe):
-                prepared = prepare(recipe, CPU, splits=load(recipe.data.name or ""), freezer=pruner(recipe))
-                curve = [epoch.test_accuracy for epoch in train(prepared.private, prepared.splits.test, device=CPU)]
-            return [{**_found(prepared), "curve": curve}]
-
-        yield arm, trained
-
-
-def _branches(experiment: Branches, seed: int) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
-    ends = experiment.ends
-
-    def trained() -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        forks: dict[str, State] = {}
-        recipe = recipe_for(experiment.recipe, seed, (DENSE, f"privacy.steps={max(ends.values())}"))
-        with surroundings(recipe):
-            trunk = prepare(recipe, CPU, splits=load(recipe.data.name or ""))
-
-            def look(step: int, _: object) -> None:
-                for budget, end in ends.items():
-                    if step == end - experiment.last:
-                        forks[budget] = {k: v.clone() for k, v in trunk.private.model.state_dict().items()}
-                    if step == end:
-                        rows.append({"arm": f"DP-SGD at {budget}", **_found(trunk)})
-
-            for _ in train(trunk.private, trunk.splits.test, device=CPU, on_step=look, evaluate_every=10**9):
-                pass
-        for budget, end in ends.items():
-            rows.append({"arm": f"Layers at {budget}", **_branch(experiment, seed, end, forks[budget])})
-        return rows
-
-    yield f"Layers at {max(ends)}", trained
-
-
-def _branch(experiment: Branches, seed: int, end: int, weights: State) -> dict[str, Any]:
-    """The last steps of a run that ends there, from the weights before: plain SGD has no other state."""
-    noise_of_its_own = 1000 * end + seed
-    overrides = (f"privacy.steps={experiment.last}", "freeze.step=0")
-    recipe = recipe_for(experiment.recipe, noise_of_its_own, overrides)
+def _run(experiment: Runs, arm: str, seed: int, results: Results) -> None:
+    recipe = recipe_for(experiment.recipe, seed, experiment.arms[arm])
     with surroundings(recipe):
-        branch = prepare(recipe, CPU, splits=load(recipe.data.name or ""))
+        trained = prepare(recipe, CPU, freezer=_pruner(recipe))
+        curve = [epoch.test_accuracy for epoch in train(trained.private, trained.splits.test, device=CPU)]
+    results.add(arm, seed, trained, curve=curve)
+
+
+def _branches(experiment: Branches, seed: int, results: Results) -> None:
+    forks: dict[str, State] = {}
+    recipe = recipe_for(experiment.recipe, seed, (DENSE, f"privacy.steps={max(experiment.ends.values())}"))
+    with surroundings(recipe):
+        trunk = prepare(recipe, CPU)
+
+        def look(step: int, _: object) -> None:
+            for name, end in experiment.ends.items():
+                if step == end - experiment.last:
+                    forks[name] = {k: v.clone() for k, v in trunk.private.model.state_dict().items()}
+                if step == end and not results.has(f"DP-SGD at {name}", seed):
+                    results.add(f"DP-SGD at {name}", seed, trunk)
+
+        for _ in train(trunk.private, trunk.splits.test, device=CPU, on_step=look, evaluate_every=10**9):
+            pass
+    for name, end in experiment.ends.items():
+        results.add(f"Layers at {name}", seed, _branch(experiment, seed, end, forks[name]), steps=end)
+
+
+def _branch(experiment: Branches, seed: int, end: int, weights: State) -> Prepared:
+    """The last steps of a run that ends there, from the weights before: plain SGD has no other state."""
+    overrides = (f"privacy.steps={experiment.last}", "freeze.step=0")
+    recipe = recipe_for(experiment.recipe, 1000 * end + seed, overrides)
+    with surroundings(recipe):
+        branch = prepare(recipe, CPU)
         branch.private.model.load_state_dict(weights)
         for _ in train(branch.private, branch.splits.test, device=CPU):
             pass
-    switch = branch.private.optimizer.switch
-    assert switch is not None
-    assert switch.share < 1
-    whole = branch.private.loader.poisson.event(branch.private.noise_multiplier, end)
-    return {**_found(branch), "steps": end, "epsilon": _rounded(whole, branch)}
+    assert branch.density is not None
+    assert branch.density < 1
+    return branch
 
 
 def recipe_for(name: str, seed: int, overrides: Sequence[str]) -> Recipe:
-    """A built-in recipe with values replaced, seeded, on one core."""
+    """A built-in recipe with values replaced, seeded, on one core unless it says otherwise."""
     kept = [override for override in overrides if override != DENSE]
     recipe = read_recipe(name, ["loop.threads=1", *kept, f"privacy.seed={seed}"])
     return recipe.model_copy(update={"freeze": None}) if DENSE in overrides else recipe
 
 
-def pruner(recipe: Recipe) -> Freezer | None:
+def _pruner(recipe: Recipe) -> Freezer | None:
     """A recipe's pruning, with a reference that is trained once for all shares that are kept."""
     wanted = recipe.freeze
     if not isinstance(wanted, FreezePruned):
@@ -133,31 +124,13 @@ def _reference(recipe: Recipe) -> State:
     wanted = recipe.freeze
     assert isinstance(wanted, FreezePruned)
     with surroundings(recipe):  # the model that the run itself will begin with
-        model = build(recipe.model, load(recipe.data.name or ""))
-        public = load(wanted.public).train
+        model = build(recipe.model, sources.load(recipe.data))
+        public = sources.public(wanted.public, recipe.data).train
         return prune_from(model, public, keep=1.0, epochs=wanted.epochs, lr=wanted.lr).reference
 
 
-@cache
-def load(name: str) -> data.Splits:
-    """A data set, read once."""
-    return data.load(name)
-
-
-def _found(run: Prepared) -> dict[str, Any]:
-    private = run.private
-    _, accuracy = evaluate(private.model, run.splits.test, CPU)
-    return {
-        "accuracy": accuracy,
-        "steps": private.steps_taken,
-        "noise_multiplier": round(private.noise_multiplier, 4),
-        "epsilon": _rounded(private.loader.poisson.event(private.noise_multiplier, private.steps_taken), run),
-    }
-
-
-def _rounded(event: Any, run: Prepared) -> float | str:
-    from hoarfrost import budget
-
-    events = (event, *run.private.freezer_events())
-    spent = budget.epsilon(events, run.private.delta, "pld")
+def _epsilon(private: Private, steps: int) -> float | str:
+    """Spent by so many steps, by the exact account."""
+    own = private.loader.poisson.event(private.noise_multiplier, steps)
+    spent = budget.epsilon((own, *private.freezer_events()), private.delta, "pld")
     return round(spent, 4) if spent < float("inf") else "not private"

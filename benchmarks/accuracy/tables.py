@@ -11,12 +11,6 @@ from typing import Any
 from benchmarks.accuracy.experiments import EXPERIMENTS, Branches, Runs
 
 FOLDER = Path(__file__).parents[1] / "results" / "accuracy"
-TITLES = {
-    "layers-mnist": "MNIST",
-    "layers-fashion-mnist": "Fashion-MNIST",
-    "random-fashion-mnist": "Fashion-MNIST, ε 3",
-    "pruned-fashion-mnist": "Fashion-MNIST, LeNet, ε 1",
-}
 
 
 def tables(folder: Path = FOLDER) -> str:
@@ -26,7 +20,7 @@ def tables(folder: Path = FOLDER) -> str:
     for name, rows in found.items():
         experiment = EXPERIMENTS[name]
         if isinstance(experiment, Runs):
-            parts.append(_runs(TITLES[name], experiment, rows))
+            parts.append(_runs(experiment, rows))
     if (folder / "cifar10.json").exists():
         parts.append(_curves(json.loads((folder / "cifar10.json").read_text())))
     return "\n\n".join(part for part in parts if part)
@@ -49,14 +43,14 @@ def _layers(found: dict[str, list[dict[str, Any]]]) -> str:
                 epsilon = next(row["epsilon"] for row in rows if row["arm"] == f"DP-SGD at {budget}")
                 gains = [frozen[seed] - dense[seed] for seed in frozen]
                 lines.append(
-                    f"| {TITLES[name]} | {epsilon:.2f} ({budget}) | {_spread(list(dense.values()))} | "
+                    f"| {experiment.title} | {epsilon:.2f} ({budget}) | {_spread(list(dense.values()))} | "
                     f"{_spread(list(frozen.values()))} | {_spread(gains, sign=True)} |"
                 )
     return "\n".join(lines)
 
 
-def _runs(title: str, experiment: Runs, rows: list[dict[str, Any]]) -> str:
-    lines = [f"| {title} | steps | noise multiplier | test accuracy |", "|---|---|---|---|"]
+def _runs(experiment: Runs, rows: list[dict[str, Any]]) -> str:
+    lines = [f"| {experiment.title} | steps | noise multiplier | test accuracy |", "|---|---|---|---|"]
     for arm in experiment.arms:
         accuracies = list(_by_seed(rows, arm).values())
         if accuracies:
@@ -72,7 +66,8 @@ def _curves(arms: dict[str, dict[str, Any]]) -> str:
     ]
     for arm, found in arms.items():
         last = found["epochs"][-1]
-        density = "1" if found["density"] is None else f"{found['density']:.2f}"
+        shares = [epoch["live"] for epoch in found["epochs"] if "live" in epoch]  # of epochs of equal length
+        density = f"{mean(shares):.2f}" if shares else "1"
         accuracy = f"{100 * last['test_accuracy']:.1f} % (ε {last['epsilon']:.2f} so far)"
         lines.append(f"| {arm} | {last['epoch']} of {found['planned']:g} | {density} | {accuracy} |")
     return "\n".join(lines)

@@ -89,6 +89,7 @@ class InOneStep(Freezer):
     def __init__(self, freezer: Freezer, step: int, facts: Facts) -> None:
         self._name, self._live = f"{freezer} in step {step}", dict(freezer.live(step, facts))
         self.clips_everything, self.velocity_flows = freezer.clips_everything, freezer.velocity_flows
+        self.observes = freezer.observes
 
     def __repr__(self) -> str:
         return self._name

@@ -107,7 +107,13 @@ def _steps(run: Prepared) -> Iterator[Audit]:
 def _freezing(run: Prepared) -> Freezing:
     """The recipe's own freezing, as it is in the last step: that is when most is frozen."""
     switch = run.private.optimizer.switch
-    return Freezing() if switch is None else ByFreezer(InOneStep(switch.freezer, run.steps - 1, switch.facts))
+    if switch is None:
+        return Freezing()
+    freezer, facts, last = switch.freezer, switch.facts, run.steps - 1
+    before = facts.first_step(facts.epoch_of(last)) - 1  # the last step of the epoch before
+    if freezer.observes and before >= 0:
+        freezer.observe(before, {name: torch.randn(shape) for name, shape in facts.shapes.items()}, facts)
+    return ByFreezer(InOneStep(freezer, last, facts))
 
 
 def _first_class(logits: Tensor) -> Tensor:

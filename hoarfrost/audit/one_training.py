@@ -20,10 +20,11 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling import Poisson
 from hoarfrost.train.loop import TEST_BATCH, train
-from hoarfrost.train.prepare import device_for, load, prepare, surroundings
+from hoarfrost.train.prepare import device_for, prepare, surroundings
 from hoarfrost.train.reading import read_recipe
 from hoarfrost.train.recipe import Recipe
 from hoarfrost.train.resuming import admitted
+from hoarfrost.train.sources import load
 
 
 def one_run(
@@ -71,7 +72,7 @@ def one_run(
     number = default_guesses(canaries) if guesses is None else guesses
     check_counts(number, canaries, recipe.privacy.delta, confidence)  # before anything is spent
     with surroundings(recipe):
-        splits = load(recipe)
+        splits = load(recipe.data)
         size = len(splits.train)
         if canaries >= 2 * size:
             raise InvalidValue(

@@ -70,6 +70,11 @@ class Splits:
         >>> Splits.of(pixels, labels, pixels, labels).scaled([0.5], [0.25]).train[0][0].unique().item()
         2.0
         """
+        for each in mean:
+            validate.finite(mean=each)
+        for each in std:
+            validate.positive(std=each)
+            validate.finite(std=each)
         examples = self.train.tensors[0]
         if not examples.is_floating_point():
             raise InvalidValue("mean and std are for examples of real numbers, and these are whole ones")

@@ -64,6 +64,10 @@ class Freezer(ABC):
     clips_everything = False  # the norm is taken over all coordinates, and the mask comes after clipping
     observes = False  # wants every released gradient, with noise on all coordinates
 
+    def __repr__(self) -> str:
+        """In words; a checkpoint goes on with a freezer of the same ones."""
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def live(self, step: int, facts: Facts) -> Live:
         """The live coordinates of step ``step`` (from 0). A name that is left out is frozen."""
@@ -92,6 +96,10 @@ class Freezer(ABC):
         """Releases of its own. A schedule that does not look at the data makes none."""
         return ()
 
+    def public(self) -> tuple[object, ...]:
+        """Data sets that it has learned from without privacy, since it was told that they are public."""
+        return ()
+
     def __and__(self, other: Freezer) -> Freezer:
         """Live is what is live in both."""
         return Both(self, other)
@@ -117,7 +125,9 @@ class Both(Freezer):
 
     def live(self, step: int, facts: Facts) -> Live:
         one, two = (part.live(step, facts) for part in self.parts)
-        return {name: both(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()}
+        unknown = {name: True for name in (*one, *two) if name not in facts.shapes}  # for `Switch` to refuse
+        masks = {name: both(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()}
+        return masks | unknown
 
     def key(self, step: int, facts: Facts) -> Hashable:
         return tuple(part.key(step, facts) for part in self.parts)
@@ -144,3 +154,6 @@ class Both(Freezer):
 
     def events(self) -> tuple[budget.Event, ...]:
         return tuple(event for part in self.parts for event in part.events())
+
+    def public(self) -> tuple[object, ...]:
+        return tuple(data for part in self.parts for data in part.public())

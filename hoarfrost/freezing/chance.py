@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Literal
 
@@ -60,6 +61,7 @@ class Random(Freezer):
         validate.not_negative(rate=self.rate)
         if self.rate >= 1:
             raise InvalidValue(f"rate must be below 1, got {self.rate}: with nothing live there is nothing to train")
+        validate.count(seed=self.seed)
         if self.cooling is not None:
             validate.whole(cooling=self.cooling)
         for name, known in (
@@ -83,15 +85,6 @@ class Random(Freezer):
         if self.cooling is None or self.cooling == 1:
             return self.rate
         return self.rate * min(epoch / (self.cooling - 1), 1.0)
-
-    def density(self, facts: Facts) -> tuple[list[float], float]:
-        """The live share of each epoch, and of the whole run: the paper's total density."""
-        if facts.steps is None:
-            raise InvalidValue("the density of a run needs to know how long it is")
-        shares = [1 - self.rate_in(epoch) for epoch in range(facts.epochs)]
-        ends = [min(facts.first_step(epoch + 1), facts.steps) for epoch in range(facts.epochs)]
-        lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        return shares, sum(a * b for a, b in zip(shares, lengths, strict=True)) / facts.steps
 
     def check(self, facts: Facts) -> None:
         units = sum(_units(self.granularity, facts).values())
@@ -117,7 +110,7 @@ class Random(Freezer):
         return dict(_masks(self.granularity, facts, units, chosen))
 
     def _number(self, units: int, rate: float) -> int:
-        return round(units * (1 - rate))
+        return round(units * (1 - Fraction(str(rate))))  # 15 · (1 - 0.9) is 1.5, and not just below
 
 
 class RandomTensors(Random):

@@ -8,14 +8,14 @@ from functools import cached_property
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
 
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Some rows (output channels) of a parameter, by their numbers, ascending: the others need not even be computed."""
+    """Some rows (output channels) of a parameter, by their numbers: the others need not even be computed."""
 
     index: Tensor  # int64 [live]
 
@@ -37,7 +37,7 @@ class Part:
 
     def __init__(self, mask: Tensor, rows: Tensor | None = None) -> None:
         self.mask = mask  # boolean, in the parameter's shape
-        self.rows = rows  # the numbers of the live rows (int64), where whole rows are live
+        self.rows = rows  # the numbers of the live rows, ascending (int64), where whole rows are live
 
     @property
     def shape(self) -> torch.Size:
@@ -61,14 +61,28 @@ class Part:
         ends = matrix.sum(1).cumsum(0)
         return torch.cat([ends.new_zeros(1), ends]), self.places % matrix.shape[1]
 
+    def cleared(self, t: Tensor) -> Tensor:
+        """[..., *shape] with zeros at what rests, in place. Not by multiplication: 0 · inf is no zero."""
+        return t.masked_fill_(self.resting, 0.0)
+
+    @cached_property
+    def resting(self) -> Tensor:
+        """The opposite of the mask."""
+        return ~self.mask
+
+    @cached_property
+    def longest_row(self) -> int:
+        """The largest number of coordinates that are live in one row."""
+        return int(self.pattern[0].diff().max())
+
     def scattered(self, values: Tensor) -> Tensor:
         """[..., live] → [..., *shape], with zeros at what rests."""
-        if self.rows is not None:
-            before = values.shape[:-1]
-            rows = values.view(*before, len(self.rows), *self.shape[1:])
-            return values.new_zeros(*before, *self.shape).index_copy_(len(before), self.rows, rows)
         flat = values.new_zeros(*values.shape[:-1], self.mask.numel())
         return flat.index_copy_(-1, self.places, values).view(*values.shape[:-1], *self.shape)
+
+
+Masks = Mapping[nn.Parameter, bool | Part]
+"""What is live of parameters that are not wholly live: False for nothing."""
 
 
 def both(a: Mask, b: Mask, shape: torch.Size) -> Mask:
@@ -79,6 +93,8 @@ def both(a: Mask, b: Mask, shape: torch.Size) -> Mask:
     >>> both(Channels(torch.tensor([0, 1])), Channels(torch.tensor([1, 2])), torch.Size([3, 2])).index.tolist()
     [1]
     """
+    for mask in (a, b):
+        check_fits(mask, shape)
     if a is False or b is False:
         return False
     if a is True or b is True:
@@ -99,22 +115,32 @@ def as_tensor(mask: Mask, shape: torch.Size) -> Tensor:
     return mask
 
 
-def part_of(mask: Mask, shape: torch.Size, device: torch.device | str = "cpu") -> bool | Part:
+def part_of(mask: Mask, parameter: Tensor) -> bool | Part:
     """What a freezer says of a parameter: True or False if it is all or nothing. A mask that does not fit is refused.
 
-    >>> part_of(Channels(torch.tensor([0, 2])), torch.Size([3, 5])).count, part_of(torch.ones(2) > 0, torch.Size([2]))
+    >>> part_of(Channels(torch.tensor([2, 0])), torch.zeros(3, 5)).count, part_of(torch.ones(2) > 0, torch.zeros(2))
     (10, True)
     """
+    shape, device = parameter.shape, parameter.device
+    check_fits(mask, shape)
     if isinstance(mask, bool):
         return mask
+    rows = mask.index.to(device).unique() if isinstance(mask, Channels) else None  # ascending, each once
+    part = Part(as_tensor(mask, shape).to(device), rows)
+    return True if part.count == prod(shape) else False if part.count == 0 else part
+
+
+def check_fits(mask: Mask, shape: torch.Size) -> None:
+    """Refuses what is no mask for a parameter of that shape."""
+    if isinstance(mask, bool):
+        return
     if isinstance(mask, Channels):
         fits = len(shape) > 0 and mask.index.dim() == 1 and mask.index.dtype == torch.int64
+        fits = fits and bool(((mask.index >= 0) & (mask.index < shape[0])).all())
     else:
         fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == shape
     if not fits:
         raise InvalidValue(
-            f"live coordinates are True, False, Channels, or a boolean tensor in the parameter's shape {tuple(shape)}"
+            f"live coordinates are True, False, Channels (numbers of its rows), or a boolean tensor in the parameter's "
+            f"shape, which is {tuple(shape)}"
         )
-    rows = mask.index.to(device) if isinstance(mask, Channels) else None
-    part = Part(as_tensor(mask, shape).to(device), rows)
-    return True if part.count == prod(shape) else False if part.count == 0 else part

@@ -48,6 +48,7 @@ class Pruned(Fixed):
         validate.rate(keep=keep)
         self.keep, self.per, self.rewind, self.biases, self.private = keep, check_per(per), rewind, biases, private
         state = reference.state_dict() if isinstance(reference, nn.Module) else reference
+        self._learned_from: tuple[object, ...] = ()  # the data sets behind the reference, as far as they are known
         self.reference = {name: value.detach().clone() for name, value in state.items()}
 
     def __repr__(self) -> str:
@@ -74,6 +75,9 @@ class Pruned(Fixed):
 
     def events(self) -> tuple[budget.Event, ...]:
         return () if self.private else (budget.Unprotected("the pruning mask"),)
+
+    def public(self) -> tuple[object, ...]:
+        return self._learned_from if self.private else ()
 
     def check(self, facts: Facts) -> None:
         for name, mask in self._masks.items():
@@ -114,4 +118,6 @@ def prune_from(
             optimizer.zero_grad()
             F.cross_entropy(copied(x.to(device)), y.to(device)).backward()
             optimizer.step()
-    return Pruned(keep, copied, per=per, rewind=rewind, private=private)
+    pruned = Pruned(keep, copied, per=per, rewind=rewind, private=private)
+    pruned._learned_from = (public,)
+    return pruned

@@ -48,10 +48,13 @@ class Ranked(Freezer):
         last = self._sums if self._epoch == epoch - 1 else self._last if self._epoch == epoch else {}
         if rate == 0 or not last:
             return dict.fromkeys(facts.shapes, True)
-        magnitudes = np.concatenate([last[name].abs().flatten().cpu().numpy() for name in facts.shapes])
+        # What was never observed was taken out of training by somebody else.
+        shapes = {name: shape for name, shape in facts.shapes.items() if name in last}
+        magnitudes = np.concatenate([last[name].abs().flatten().cpu().numpy() for name in shapes])
         live = torch.from_numpy(~smallest(magnitudes, len(magnitudes) - round(len(magnitudes) * (1 - rate))))
-        parts = live.split([shape.numel() for shape in facts.shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(facts.shapes.items(), parts, strict=True)}
+        parts = live.split([shape.numel() for shape in shapes.values()])
+        ranked = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return dict.fromkeys(facts.shapes, True) | ranked
 
     def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
         epoch = facts.epoch_of(step)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Part, part_of
+from hoarfrost.freezing.live import Masks, Part, part_of
 
 if TYPE_CHECKING:
     from hoarfrost.gradients import Engine
 
-Masks = Mapping[nn.Parameter, bool | Part]  # of parameters that are not wholly live: False, or what is live of them
 _NEVER = object()
+BEGINS_BY_ITSELF = {"step_size"}  # ... but for Rprop's, which a gradient of zero leaves at its beginning
 
 
 class Switch:
@@ -39,15 +39,26 @@ class Switch:
     ) -> None:
         self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
         self.masks: Masks = {}  # of those that are not wholly live
-        self.share = 1.0  # of all coordinates that is live
-        self.moved = 0.0  # the sum of these shares over the steps that were taken
+        self.shares = 0.0  # the sum of the live shares of all steps that were taken
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
         self._ordered = False
         self._key: Hashable = _NEVER
-        self._resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
-        freezer.start({name: p.data for name, p in parameters.items()})
+        self.resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
+        self._start()
         engine.before_run = self.apply
+
+    @property
+    def share(self) -> float:
+        """The share of all coordinates that is live. What somebody else took out of autograd is not."""
+        live = 0
+        for p in self.parameters.values():
+            part = self.masks.get(p, True)
+            live += p.requires_grad * (part.count if isinstance(part, Part) else part * p.numel())
+        return live / sum(p.numel() for p in self.parameters.values())
+
+    def _start(self) -> None:
+        self.freezer.start({name: p.data for name, p in self.parameters.items()})
 
     @property
     def facts(self) -> Facts:
@@ -59,16 +70,19 @@ class Switch:
             self._key = _NEVER
         return self._facts
 
-    def state(self) -> dict[str, Tensor]:
-        """What must be kept in a checkpoint."""
-        kept = {f"freezer.{name}": value for name, value in self.freezer.state().items()}
-        return kept | {"freezing.moved": torch.tensor(self.moved, dtype=torch.float64)}
+    def restore(self, freezer: str | None, shares: float, state: Mapping[str, Tensor]) -> None:
+        """Goes on where a checkpoint was taken.
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes back what `state` gave, from among other things; the freezer is asked anew."""
-        kept = {name.removeprefix("freezer."): t for name, t in state.items() if name.startswith("freezer.")}
-        self.freezer.load_state(kept)
-        self.moved = float(state["freezing.moved"])
+        Args:
+            freezer: what froze until then, in words. If it was another one, or none, this one begins here, with the
+                weights as they are now.
+            shares, state: as they were.
+        """
+        if freezer == repr(self.freezer):
+            self.freezer.load_state(state)
+        else:
+            self._start()
+        self.shares = shares
         self._key = _NEVER
 
     def apply(self) -> None:
@@ -81,11 +95,9 @@ class Switch:
         unknown = set(live) - set(self.parameters)
         if unknown:
             raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")
-        parts = {p: part_of(live.get(name, False), p.shape, p.device) for name, p in self.parameters.items()}
-        moving = sum(part.count if isinstance(part, Part) else part * p.numel() for p, part in parts.items())
-        if moving == 0:
+        parts = {p: part_of(live.get(name, False), p) for name, p in self.parameters.items()}
+        if not any(parts.values()):
             raise InvalidValue(f"nothing is live in step {step}: it would spend budget and move nothing")
-        self.share = moving / sum(p.numel() for p in self.parameters.values())
         self.masks = {p: part for p, part in parts.items() if part is not True}
         if not self.freezer.clips_everything:
             self.engine.masks = self.masks
@@ -97,10 +109,10 @@ class Switch:
             rests = self.masks.get(p) is False
             if rests and p.requires_grad:
                 p.requires_grad_(False)
-                self._resting.add(p)
-            elif not rests and p in self._resting:
+                self.resting.add(p)
+            elif not rests and p in self.resting:
                 p.requires_grad_(True)
-                self._resting.discard(p)
+                self.resting.discard(p)
 
     def observe(self, gradients: Mapping[str, Tensor]) -> None:
         """Hands the freezer what the step under way releases (whose number is behind us by now)."""
@@ -125,8 +137,10 @@ class Held:
     def __exit__(self, *_: object) -> None:
         for p, mask in self.masks.items():
             for name, t in self._tensors(p).items():
-                # A state that did not exist before begins at zero where the coordinate rests.
+                # A state that did not exist before begins at zero where the coordinate rests, ...
                 before = self._before[p].get(name)
+                if before is None and name in BEGINS_BY_ITSELF:
+                    continue
                 torch.where(mask, t, torch.zeros_like(t) if before is None else before, out=t)
 
     def _tensors(self, p: nn.Parameter) -> dict[Any, Tensor]:

@@ -22,6 +22,7 @@ from hoarfrost.gradients import buffers, costs, sparse
 ROUNDING = 1e-6
 # A tied parameter's gradients are written out for as many examples at a time as fit into this many numbers.
 WRITTEN_AT_ONCE = 1 << 24
+SHORT = 1024  # numbers that are squared and added up in float32
 
 
 class Contribution(ABC):
@@ -52,6 +53,14 @@ class Contribution(ABC):
     def cut(self, part: Part) -> Contribution:
         """The same with zeros at what rests."""
         return Masked(self, part)
+
+    def unseen(self) -> Tensor | float:
+        """What a norm of written gradients cannot see of numbers that `weighted_sum` will multiply, squared.
+
+        Factors scale one side of a product before it is formed: there, what is huge overflows and what is tiny is
+        rounded, although the product itself may be of any size.
+        """
+        return 0.0
 
 
 def working(t: Tensor) -> Tensor:
@@ -96,7 +105,7 @@ class Outer(Contribution):
         method = costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type))
         if method == "product":
             tiny = torch.finfo(self.a.dtype).tiny
-            return (squares(self.a).double() + p * tiny) * (squares(self.g).double() + d * tiny)
+            return (squares(self.a) + p * tiny) * (squares(self.g) + d * tiny)
         if method == "gram":
             return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
         written = buffers.lend(self, (self.examples, d, p), self.a)
@@ -112,6 +121,9 @@ class Outer(Contribution):
 
     def instantiate(self) -> Tensor:
         return torch.bmm(self.g.mT, self.a)
+
+    def unseen(self) -> Tensor | float:
+        return vanished(squares(self.a), squares(self.g), self.a, self.a.shape[1], self.a.shape[2], self.g.shape[2])
 
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])
@@ -139,13 +151,14 @@ class Masked(Contribution):
 
     def squared_norms(self) -> Tensor:
         everyone = torch.arange(self.examples, device=self.part.mask.device)
-        return in_pieces(everyone, self.part.mask.numel(), lambda some: squares(self.take(some).instantiate()))
+        found = in_pieces(everyone, self.part.mask.numel(), lambda some: squares(self.take(some).instantiate()))
+        return found + self.whole.unseen()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.whole.weighted_sum(weights).mul_(self.part.mask)
+        return self.part.cleared(self.whole.weighted_sum(weights))
 
     def instantiate(self) -> Tensor:
-        return self.whole.instantiate() * self.part.mask
+        return self.part.cleared(self.whole.instantiate())
 
     def take(self, index: Tensor) -> Contribution:
         return type(self)(self.whole.take(index), self.part)
@@ -160,14 +173,15 @@ class MaskedOuter(Masked):
         # Σ_{i,j} M_ij g_i² a_j²
         a, g = self.whole.a[:, 0], self.whole.g[:, 0]
         inputs = a.square() @ self.part.mask.to(a.dtype).T
-        return self._rounded_up((inputs * g.square()).sum(1))
+        return self._rounded_up((inputs * g.square()).sum(1, dtype=torch.float64))
 
     def _rounded_up(self, squared: Tensor) -> Tensor:
-        """As without a mask, squares that vanish are rounded up."""
+        """With what rows of float32 numbers may have lost as they were added up, and squares that vanished."""
         d, p = self.part.shape
-        tiny = torch.finfo(squared.dtype).tiny
-        a, g = (squares(t).double() for t in (self.whole.a, self.whole.g))
-        return squared.double() * (1 + ROUNDING) + tiny * (p * g + d * a + p * d * tiny + d)
+        numbers = torch.finfo(self.whole.a.dtype)
+        a, g = squares(self.whole.a), squares(self.whole.g)
+        lost = numbers.tiny * (p * g + d * a + p * d * numbers.tiny + d)
+        return squared * (1 + numbers.eps * (self.part.longest_row + 4)) + lost
 
 
 class GatheredOuter(MaskedOuter):
@@ -183,12 +197,12 @@ class GatheredOuter(MaskedOuter):
     def squared_norms(self) -> Tensor:
         found = []
         for a, g in zip(self.a.split(sparse.AT_ONCE, 1), self.g.split(sparse.AT_ONCE, 1), strict=True):
-            found.append(sparse.row_sums(a.square(), self.part).mul_(g.square()).sum(0))
+            found.append(sparse.row_sums(a.square(), self.part).mul_(g.square()).sum(0, dtype=torch.float64))
         return self._rounded_up(torch.cat(found))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = torch.mul(self.g, weights.to(self.g.dtype), out=buffers.lend(self, tuple(self.g.shape), self.g))
-        return self.part.scattered(sparse.products(scaled, self.a, self.part))
+        return self.part.scattered(sparse.each_product(scaled[None], (self.a,), self.part)[0])
 
 
 class Chosen(Contribution):
@@ -256,7 +270,7 @@ class Rows(Contribution):
     ):  # fmt: skip
         self.owner, self.index = owner, index
         # A mask is the same for every entry of a row, so that it can be applied before entries are added up.
-        self.values = working(values) if mask is None else working(values) * mask[index]
+        self.values = working(values) if mask is None else torch.where(mask[index], working(values), 0.0)
         self.examples, self.height, self.even = examples, height, even
 
     def squared_norms(self) -> Tensor:
@@ -267,7 +281,8 @@ class Rows(Contribution):
         segment = fresh.cumsum(0) - 1
         summed = torch.zeros_like(self.values).index_add_(0, segment, self.values[order])
         owner = torch.zeros_like(segment).scatter_(0, segment, self.owner[order])
-        return self.values.new_zeros(self.examples).index_add_(0, owner, summed.square().sum(1))
+        found = torch.zeros(self.examples, dtype=torch.float64, device=summed.device)
+        return found.index_add_(0, owner, summed.square().sum(1, dtype=torch.float64))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.values * weights.to(self.values.dtype)[self.owner].unsqueeze(1)
@@ -360,12 +375,17 @@ def gram_norms(inputs: Tensor, outputs: Tensor, p: int, d: int) -> Tensor:
     Squares below the smallest normal number are lost, which matters where huge gradients meet tiny inputs: what they
     can have amounted to is added, in float64, which has room for it.
     """
-    tiny, positions = torch.finfo(inputs.dtype).tiny, inputs.shape[1]
     a = inputs.diagonal(dim1=1, dim2=2).double().clamp(min=0)
     g = outputs.diagonal(dim1=1, dim2=2).double().clamp(min=0)
-    lost = positions * tiny * (p * g.sum(1) + d * a.sum(1))
+    lost = vanished(a.sum(1), g.sum(1), inputs, inputs.shape[1], p, d)
     scale = (a * g).sqrt().sum(1)
     return rounded_up(inputs.mul_(outputs).sum((1, 2)).double(), scale) + lost
+
+
+def vanished(a: Tensor, g: Tensor, like: Tensor, positions: int, p: int, d: int) -> Tensor:
+    """What squares below the smallest normal number can have amounted to, where ‖a‖² and ‖g‖² are all that is known."""
+    lost: Tensor = positions * torch.finfo(like.dtype).tiny * (p * g + d * a)
+    return lost
 
 
 def in_pieces(examples: Tensor, numbers: int, squared: Callable[[Tensor], Tensor]) -> Tensor:
@@ -380,5 +400,14 @@ def rounded_up(squares: Tensor, scale: Tensor) -> Tensor:
 
 
 def squares(t: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1)
-    return norms.square()
+    """‖t_b‖² of each row, in float64.
+
+    A long sum in float32 loses small numbers beside a large one: an example made for that would be clipped too little.
+    Short sums are added up in float64.
+    """
+    rows = t.flatten(1) if t.dim() > 1 else t[:, None]
+    whole = rows.shape[1] // SHORT * SHORT
+    short = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2).double()
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
+    total: Tensor = short.square().sum(1) + rest.square()
+    return total

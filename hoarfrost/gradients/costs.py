@@ -71,8 +71,8 @@ def masked_outer(examples: int, positions: int, p: int, d: int, share: float, de
     else:
         sides = 2 * positions * (p + d) * r.touch
         times = {
-            "picked": r.call + sides + elements * (r.dot + positions * r.dotted + r.hold),
             "pieces": positions * p * d * (r.small_product + 1) + PIECES * p * d * r.touch,
+            "picked": r.call + sides + elements * (r.dot + positions * r.dotted + r.hold),
         }
     return {method: examples * time for method, time in times.items()}
 
@@ -97,11 +97,11 @@ def convolution(
 
 
 def masked_convolution(
-    examples: int, positions: int, pixels: int, p: int, d: int, window: int, device: str, share: float
+    examples: int, positions: int, pixels: int, p: int, d: int, window: int, share: float, device: str
 ) -> dict[str, float]:
     """The same where only a ``share`` of the weight is live.
 
-    >>> min(costs := masked_convolution(32, 16, 36, 512, 512, 9, "cpu", 0.1), key=costs.get)
+    >>> min(costs := masked_convolution(32, 16, 36, 512, 512, 9, 0.1, "cpu"), key=costs.get)
     'picked'
     """
     r = _rates(device)

@@ -8,7 +8,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Part
+from hoarfrost.freezing.live import Masks, Part
 from hoarfrost.gradients.batch import Batch, ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
@@ -60,7 +60,7 @@ class Engine:
     ):
         self.model, self.clipper, self.batch = model, clipper, Batch()
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
-        self.masks: Mapping[nn.Parameter, bool | Part] = {}  # of parameters of which only some coordinates are live
+        self.masks: Masks = {}  # of parameters of which only some coordinates are live
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
@@ -246,10 +246,11 @@ class Engine:
 
     def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
         """[examples, groups], float32, over live parameters."""
-        squares = torch.zeros(examples, 1 + max(self._group.values()), device=next(iter(uses)).device)
+        shape, device = (examples, 1 + max(self._group.values())), next(iter(uses)).device
+        squares = torch.zeros(shape, dtype=torch.float64, device=device)
         for p, use in uses.items():
             squares[:, self._group[p]] += use.squared_norms().to(squares)
-        return squares.sqrt_()
+        return squares.sqrt_().float()
 
 
 def _refuse_plain_gradients(p: nn.Parameter, name: str) -> None:

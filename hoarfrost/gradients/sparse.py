@@ -27,18 +27,17 @@ def row_sums(table: Tensor, part: Part) -> Tensor:
     return F.embedding_bag(columns, table, starts[:-1], mode="sum")
 
 
-def products(left: Tensor, right: Tensor, part: Part) -> Tensor:
-    """⟨left[i], right[j]⟩ for every live element (i, j), in the order of their places; [rows, T] and [columns, T].
+def each_product(lefts: Tensor, rights: Iterable[Tensor], part: Part) -> Tensor:
+    """⟨left[i], right[j]⟩ of each example for every live element (i, j), in the order of their places: [B, live].
+
+    Args:
+        lefts: [B, rows, T].
+        rights: as many times [columns, T].
 
     >>> part = Part(torch.tensor([[True, False], [True, True]]))
-    >>> products(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), part)
-    tensor([1., 2., 4.])
+    >>> each_product(torch.eye(2)[None], [torch.tensor([[1.0, 2.0], [3.0, 4.0]])], part)
+    tensor([[1., 2., 4.]])
     """
-    return each_product(left[None], (right,), part)[0]
-
-
-def each_product(lefts: Tensor, rights: Iterable[Tensor], part: Part) -> Tensor:
-    """The same for every example: [B, rows, T] and as many [columns, T] give [B, live]."""
     pattern, found = _pattern(part, lefts.dtype), []
     for left, right in zip(lefts, rights, strict=True):
         found.append(torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values())

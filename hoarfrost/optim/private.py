@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Part
-from hoarfrost.freezing.switch import Held, Masks, Switch
+from hoarfrost.freezing.live import Masks, Part
+from hoarfrost.freezing.switch import Held, Switch
 from hoarfrost.gradients import Engine
 from hoarfrost.noise import Noise
 
@@ -109,7 +109,7 @@ class PrivateOptimizer(Optimizer):
                 with self._frozen_stand_still():
                     self.inner.step()
                 if self.switch is not None:
-                    self.switch.moved += self.switch.share
+                    self.switch.shares += self.switch.share
                 self._settle()
         return loss
 
@@ -133,7 +133,8 @@ class PrivateOptimizer(Optimizer):
         everywhere = self.switch is not None and self.switch.freezer.observes
         flows = self.switch is not None and self.switch.freezer.velocity_flows
         # What somebody else took out of autograd is left alone; what the freezer did may be wanted all the same.
-        wanted = [p for p in self.parameters if p.requires_grad or (p in masks and (everywhere or flows))]
+        resting = self.switch.resting if self.switch is not None and (everywhere or flows) else set()
+        wanted = [p for p in self.parameters if p.requires_grad or p in resting]
         live = [p for p in wanted if masks.get(p) is not False]
         gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
         for p in wanted:
@@ -179,7 +180,7 @@ class PrivateOptimizer(Optimizer):
 
 def _rest(gradient: Tensor, part: bool | Part) -> Tensor:
     """Zero where the parameter rests, and laid out as places are counted."""
-    return gradient.contiguous().mul_(part.mask if isinstance(part, Part) else part)
+    return part.cleared(gradient.contiguous()) if isinstance(part, Part) else torch.zeros_like(gradient)
 
 
 def _at_least_float32(p: Tensor) -> torch.dtype:

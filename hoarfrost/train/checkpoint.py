@@ -21,7 +21,7 @@ from hoarfrost.files import replace_file
 from hoarfrost.private import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 1 << 24  # of a checkpoint's header
 
 
@@ -35,6 +35,8 @@ class Checkpoint:
     spent: Mapping[str, budget.Gaussian]  # by run
     ledger: Mapping[str, str] | None  # path, run, and head
     facts: Mapping[str, Any]  # what the caller of `save` added
+    _freezer: str | None  # in words
+    _shares: float  # the live shares of all steps, added up
     _optimizer: Mapping[str, Any]
     _scheduler: Mapping[str, Any] | None
 
@@ -63,6 +65,8 @@ class Checkpoint:
                 spent={run: from_dict(event) for run, event in header["spent"].items()},
                 ledger=header["ledger"],
                 facts=header["facts"],
+                _freezer=header["freezer"],
+                _shares=float(header["shares"]),
                 _optimizer=header["optimizer"],
                 _scheduler=header["scheduler"],
             )
@@ -95,7 +99,8 @@ class Checkpoint:
             private.model.load_state_dict(weights)
             _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
             if private.optimizer.switch is not None:
-                private.optimizer.switch.load_state(tensors)
+                kept = {name.removeprefix("freezer."): t for name, t in tensors.items() if name.startswith("freezer.")}
+                private.optimizer.switch.restore(self._freezer, self._shares, kept)
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
@@ -141,13 +146,15 @@ def save(
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
     switch = private.optimizer.switch
-    tensors |= switch.state() if switch else {}
+    tensors |= {f"freezer.{name}": value for name, value in (switch.freezer.state() if switch else {}).items()}
     header = {
         "format": FORMAT,
         "steps_taken": private.steps_taken,
         "position": private.loader.state_dict(),
         "spent": {run: event.as_dict() for run, event in private.spent().items()},
         "ledger": _ledger(private),
+        "freezer": None if switch is None else repr(switch.freezer),
+        "shares": float(private.steps_taken) if switch is None else switch.shares,
         "optimizer": optimizer,
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "facts": facts or {},

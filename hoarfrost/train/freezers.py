@@ -2,9 +2,10 @@
 
 from torch import nn
 
-from hoarfrost import data, freezing
+from hoarfrost import freezing
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import recipe
+from hoarfrost.train import recipe, sources
+from hoarfrost.untrusted import line
 
 KINDS: dict[type[recipe.Table], type[freezing.Freezer]] = {
     recipe.FreezeLayers: freezing.Layers,
@@ -15,10 +16,11 @@ KINDS: dict[type[recipe.Table], type[freezing.Freezer]] = {
 }
 
 
-def build(wanted: recipe.Freeze | None, model: nn.Module, own: str | None) -> freezing.Freezer | None:
-    """The freezer; the recipe's keys are its arguments. ``own`` is the name of the recipe's data set.
+def build(wanted: recipe.Freeze | None, model: nn.Module, own: recipe.Data) -> freezing.Freezer | None:
+    """The freezer; the recipe's keys are its arguments. ``own`` is the recipe's data set.
 
-    >>> build(recipe.FreezeRandom(kind="random", rate=0.9, cooling=40), nn.Linear(2, 2), "digits").cooling
+    >>> own = recipe.Data(name="digits")
+    >>> build(recipe.FreezeRandom(kind="random", rate=0.9, cooling=40), nn.Linear(2, 2), own).cooling
     40
     """
     if wanted is None:
@@ -31,14 +33,18 @@ def build(wanted: recipe.Freeze | None, model: nn.Module, own: str | None) -> fr
     return KINDS[type(wanted)](**arguments)
 
 
-def _pruned(wanted: recipe.FreezePruned, model: nn.Module, own: str | None) -> freezing.Freezer:
-    if wanted.public == own and wanted.private:
+def _pruned(wanted: recipe.FreezePruned, model: nn.Module, own: recipe.Data) -> freezing.Freezer:
+    if wanted.public == own.name and wanted.private:
         raise InvalidValue(
-            f"freeze.public is the private data set {own} itself: what is pruned would tell about it. Name public "
+            f"freeze.public is the private data set {own.name} itself: what is pruned would tell about it. Name public "
             "data, or say freeze.private = false, and the run is not private"
         )
-    public = data.load(wanted.public).train
-    return freezing.prune_from(
-        model, public, keep=wanted.keep, epochs=wanted.epochs, lr=wanted.lr, per=wanted.per, rewind=wanted.rewind,
-        private=wanted.private,
-    )  # fmt: skip
+    public = sources.public(wanted.public, own).train
+    try:
+        return freezing.prune_from(
+            model, public, keep=wanted.keep, epochs=wanted.epochs, lr=wanted.lr, per=wanted.per, rewind=wanted.rewind,
+            private=wanted.private,
+        )  # fmt: skip
+    except (RuntimeError, IndexError) as error:
+        reason = line(f"the model cannot be trained on freeze.public = {wanted.public}: {error}")
+        raise InvalidValue(reason) from error

@@ -53,8 +53,8 @@ class Epoch:
     """Where training is at the end of an epoch, or where it was broken off.
 
     ``train`` figures are computed on private data without noise, and are not covered by any epsilon. ``test`` figures
-    are there where the test set was evaluated. ``live`` is the share of the coordinates that moved, on average over the
-    epoch's steps; None where nothing is frozen.
+    are there where the test set was evaluated. ``live`` is the share of the coordinates that were live, on average over
+    the epoch's steps; None where nothing is frozen.
     """
 
     number: int
@@ -90,7 +90,7 @@ def train(
     stopped = stop()
     while not stopped and not done(private):
         average = Average.on(device)
-        first_of_epoch, moved = private.steps_taken, 0.0 if switch is None else switch.moved
+        first_of_epoch, shares = private.steps_taken, 0.0 if switch is None else switch.shares
         model.train()
         for x, y in loader:
             x, y = x.to(device), y.to(device)
@@ -123,7 +123,7 @@ def train(
             train_accuracy=average.accuracy,
             test_loss=tested[0],
             test_accuracy=tested[1],
-            live=None if switch is None else (switch.moved - moved) / (private.steps_taken - first_of_epoch),
+            live=None if switch is None else (switch.shares - shares) / (private.steps_taken - first_of_epoch),
         )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -84,27 +85,30 @@ def _cnn(wanted: recipe.Cnn, shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(wanted.channels[-1] * height * width, classes))
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "tempered_sigmoid": models.TemperedSigmoid}
-
-
-def _fixed(build: Callable[..., nn.Module], *takes: int) -> Callable[..., nn.Module]:
-    """A network whose paper fixes everything but the number of classes, and perhaps the activation."""
+def _fixed(build: Callable[[int], nn.Module], *takes: int) -> Callable[..., nn.Module]:
+    """A network whose paper fixes everything but the number of classes."""
 
     def checked(wanted: recipe.Model, shape: tuple[int, ...], classes: int) -> nn.Module:
         if takes and shape != takes:
             raise InvalidValue(f"the model {wanted.name} takes examples of shape {takes}, this data set has {shape}")
-        if isinstance(wanted, recipe.MnistCnn):
-            return build(classes, activation=ACTIVATIONS[wanted.activation])
         return build(classes)
 
     return checked
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "tempered_sigmoid": models.TemperedSigmoid}
+
+
+def _mnist_cnn(wanted: recipe.MnistCnn, shape: tuple[int, ...], classes: int) -> nn.Module:
+    build = partial(models.mnist_cnn, activation=ACTIVATIONS[wanted.activation])
+    return _fixed(build, 1, 28, 28)(wanted, shape, classes)
 
 
 BUILDERS: dict[type[recipe.Table], Callable[[Any, tuple[int, ...], int], nn.Module]] = {
     recipe.Mlp: _mlp,
     recipe.Cnn: _cnn,
     recipe.TanhCnn: _fixed(models.tanh_cnn, 3, 32, 32),
-    recipe.MnistCnn: _fixed(models.mnist_cnn, 1, 28, 28),
+    recipe.MnistCnn: _mnist_cnn,
     recipe.LeNet: _fixed(models.lenet, 1, 28, 28),
     recipe.ResNet18: _fixed(models.resnet18_groupnorm, 3, 32, 32),
     recipe.Encoder: _fixed(models.encoder),

@@ -17,7 +17,7 @@ from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
 from hoarfrost.private import Private, make_private
-from hoarfrost.train import fingerprint, freezers, networks, optimizers, words
+from hoarfrost.train import fingerprint, freezers, networks, optimizers, sources, words
 from hoarfrost.train.progress import Plan
 from hoarfrost.train.recipe import LocalClip, Recipe
 
@@ -63,9 +63,9 @@ class Prepared:
 
     @property
     def density(self) -> float | None:
-        """The share of the coordinates that moved, over all steps so far; None where nothing is frozen."""
+        """The share of the coordinates that were live, over all steps so far; None where nothing is frozen."""
         switch, steps = self.private.optimizer.switch, self.private.steps_taken
-        return None if switch is None or steps == 0 else switch.moved / steps
+        return None if switch is None or steps == 0 else switch.shares / steps
 
     @property
     def parameters(self) -> int:
@@ -118,7 +118,7 @@ def prepare(
 ) -> Prepared:
     """Loads the data, calibrates the noise and builds the freezer, unless they are given; builds the model."""
     asked = recipe.privacy
-    splits = splits or load(recipe)
+    splits = splits or sources.load(recipe.data)
     model = networks.build(recipe.model, splits).to(device)
     if recipe.loop.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -134,7 +134,7 @@ def prepare(
         epsilon=asked.epsilon if noise_multiplier is None else None,
         noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
         clip=_clipper(recipe.clip),
-        freeze=freezer or freezers.build(recipe.freeze, model, recipe.data.name),
+        freeze=freezer or freezers.build(recipe.freeze, model, recipe.data),
         max_physical_batch=recipe.loop.max_physical_batch,
         views=recipe.loop.views,
         accountant=asked.accountant,
@@ -183,18 +183,6 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def load(recipe: Recipe) -> data.Splits:
-    """The recipe's data set."""
-    source = recipe.data
-    if source.path is not None:
-        splits = data.from_file(source.path, source.classes)
-    else:
-        assert source.name is not None  # the recipe has one or the other
-        splits = data.load(source.name)
-    as_it_is = set(source.mean) == {0.0} and set(source.std) == {1.0}
-    return splits if as_it_is else splits.scaled(source.mean, source.std)
 
 
 def _examples(recipe: Recipe, splits: data.Splits) -> Any:

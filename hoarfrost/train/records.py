@@ -171,7 +171,7 @@ class Records:
             "test_examples": len(run.splits.test),
             "classes": run.splits.classes,
             "parameters": run.parameters,
-            "total_density": run.density,
+            "density": run.density,
             "test_loss": None if self.last is None else self.last.test_loss,
             "test_accuracy": None if self.last is None else self.last.test_accuracy,
             "seeded": private.seeded,

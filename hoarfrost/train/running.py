@@ -38,7 +38,7 @@ class RunResult:
     seconds: float
     test_loss: float | None
     test_accuracy: float | None
-    density: float | None  # the share of the coordinates that moved, over all steps; None where nothing is frozen
+    density: float | None  # the share of the coordinates that were live, over all steps; None where nothing is frozen
     statement: Statement
     model: nn.Module = field(repr=False)
 
@@ -49,18 +49,11 @@ class RunResult:
             f"test accuracy {words.percent(self.test_accuracy)} after {self.steps} of {self.steps_planned} steps in "
             f"{words.duration(self.seconds)}{how}"
         )
-        spent = f"{self.statement}\n{words.meaning(self.statement)}"
-        moved = (
-            []
-            if self.density is None
-            else [
-                (
-                    "moved",
-                    f"total density {self.density:.3f}: the share of the coordinates that were live, over all steps",
-                )
-            ]
-        )
-        return words.columns([("reached", reached), *moved, ("spent", spent), ("in", str(self.folder))])
+        rows = [("reached", reached)]
+        if self.density is not None:
+            rows.append(("live", f"{self.density:.3f} of the coordinates, over all steps (the total density)"))
+        rows += [("spent", f"{self.statement}\n{words.meaning(self.statement)}"), ("in", str(self.folder))]
+        return words.columns(rows)
 
 
 def run(

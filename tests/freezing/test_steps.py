@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
-from hoarfrost.errors import InvalidValue
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Channels, Facts, Freezer, Live
-from hoarfrost.freezing.live import Mask, as_tensor
+from hoarfrost.freezing.live import Mask, as_tensor, part_of
+from hoarfrost.gradients import contributions
 from hoarfrost.noise import Noise
 from tests import oracle
 from tests.test_private import OPTIMIZERS
@@ -352,7 +353,8 @@ def test_two_freezers_mean_the_same_by_resting() -> None:
     for one, words in ((flowing, "lets velocity flow"), (after, "freezes after clipping")):
         with pytest.raises(InvalidValue, match=words):
             hoarfrost.freeze.Layers(first=1, step=0) & one
-        assert (one & one).velocity_flows == one.velocity_flows
+    assert (flowing & flowing).velocity_flows
+    assert (after & after).clips_everything
 
 
 @pytest.mark.parametrize("granularity", ["element", "channel"])
@@ -380,3 +382,76 @@ def test_parameters_may_lie_in_memory_as_they_like(granularity: str) -> None:
             assert torch.equal(moved, as_tensor(live[name], p.shape)), name
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+
+
+def test_channels_may_be_named_in_any_order_and_must_exist() -> None:
+    parameter = torch.zeros(3, 2)
+    part = part_of(Channels(torch.tensor([2, 0, 2])), parameter)
+    assert part.rows.tolist() == [0, 2]
+    assert part.mask.tolist() == [[True, True], [False, False], [True, True]]
+    assert contributions.Dense(torch.tensor([[1.0, 2.0, 3.0]])).cut(
+        part_of(Channels(torch.tensor([2, 0])), torch.zeros(3))
+    ).weighted_sum(torch.ones(1)).tolist() == [1.0, 0.0, 3.0]
+    for wrong in ([3], [-1]):
+        with pytest.raises(InvalidValue, match="numbers of its rows"):
+            part_of(Channels(torch.tensor(wrong)), parameter)
+
+
+def test_what_a_part_of_a_composition_says_wrongly_is_refused() -> None:
+    model = net()
+    everything = Scripted(lambda step: {name: torch.ones_like(p).bool() for name, p in model.named_parameters()})
+    for wrong in ({"nowhere": True}, {"5.weight": torch.ones(1, 1, dtype=torch.bool)}):
+        private = make(net(), freeze=everything & Scripted(lambda step, wrong=wrong: wrong))
+        with pytest.raises(InvalidValue):
+            step(private)
+
+
+def test_what_somebody_else_took_out_of_training_stays_out() -> None:
+    for freezer in (hoarfrost.freeze.Random(0.5, velocity="flows"), hoarfrost.freeze.Ranked(0.5)):
+        model = net()
+        model.get_parameter("5.weight").requires_grad_(False)
+        before = model.get_parameter("5.weight").clone()
+        private = make(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), freeze=freezer)
+        for _ in range(8):
+            step(private)
+        assert torch.equal(model.get_parameter("5.weight"), before)
+        others = sum(p.numel() for p in model.parameters()) - before.numel()
+        assert private.optimizer.switch.share <= others / (others + before.numel())
+
+
+def test_the_public_seed_is_a_number() -> None:
+    for seed in (None, True, 1.5, -1):
+        with pytest.raises(InvalidValue, match="seed must be"):
+            hoarfrost.freeze.Random(0.5, seed=seed)
+
+
+def test_pruning_by_the_private_data_is_refused_unless_it_is_said() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.randint(2, (40,)))
+    for source in (data, torch.utils.data.DataLoader(data, batch_size=4)):
+        for private in (True, False):
+            model = nn.Linear(3, 2)
+            pruned = hoarfrost.freeze.prune_from(model, data, keep=0.5, epochs=1, private=private)
+            options = {"sample_rate": 0.1} if source is data else {}
+            arguments = (model, torch.optim.SGD(model.parameters(), lr=0.1), source)
+            settings = {**options, "noise_multiplier": 1.0, "delta": 1e-3, "freeze": pruned}
+            if private:
+                with pytest.raises(NotPrivate, match="private data set itself"):
+                    hoarfrost.make_private(*arguments, **settings)
+            else:
+                assert hoarfrost.make_private(*arguments, **settings).epsilon() == float("inf")
+
+
+def test_rprop_thaws_with_the_step_that_it_begins_with() -> None:
+    model = net()
+    freezer = Scripted(lambda number: some_masks(model, 3) if number < 2 else dict.fromkeys(names, True))
+    names = [name for name, _ in model.named_parameters()]
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
+    private = make(model, optimizer, freeze=freezer)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    masks = {n: as_tensor(m, model.get_parameter(n).shape) for n, m in some_masks(model, 3).items()}
+    for _ in range(2):
+        step(private)
+    for name, p in model.named_parameters():
+        assert torch.equal(p[~masks[name]], before[name][~masks[name]])
+        if masks[name].any() and not masks[name].all():
+            assert (optimizer.state[p]["step_size"][~masks[name]] == 0.01).all()

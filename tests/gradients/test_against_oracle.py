@@ -31,7 +31,7 @@ def fast(
     engine = Engine(
         model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0
     )
-    engine.masks = {p: part_of(masks[name], p.shape) for p, name in names.items() if masks and name in masks}
+    engine.masks = {p: part_of(masks[name], p) for p, name in names.items() if masks and name in masks}
     losses = projected(model_output(engine, model, batch, setting))
     (losses.sum() if reduction == "sum" else losses.mean()).backward()
     assert all(p.grad is None for p in names)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.gradients import contributions
+from hoarfrost.freezing.live import part_of
+from hoarfrost.gradients import contributions, costs
 from tests.gradients.driver import clipped_sums, engine_for, flat
 from tests.gradients.settings import Bare, Scale, Tied
 
@@ -118,3 +120,83 @@ def test_without_rounding_up_a_cancelling_example_would_slip_through(monkeypatch
         after = clipped_sums(engine, torch.cat([base, pairs_that_cancel(torch.randn(1, *shape))]), linear_loss)
         worst = max(worst, float((flat(after) - flat(clipped_sums(engine, base, linear_loss))).norm()))
     assert worst > ALLOWED
+
+
+# With some coordinates frozen: every way in which live elements are computed, and examples made for each of them.
+
+WAYS = ["product", "gathered", "pieces", "picked", "written"]
+B, LARGE, SUBNORMAL = 8, 2.5e38, 1.4e-45
+
+
+def huge_times_tiny(x: Tensor, g: Tensor) -> None:
+    """The product is of an ordinary size, and one side of it is not."""
+    x[0], g[0] = 1e-40, LARGE
+
+
+def huge_times_zero(x: Tensor, g: Tensor) -> None:
+    g[0] = LARGE
+
+
+def subnormal(x: Tensor, g: Tensor) -> None:
+    """Scaled down by its factor, it would be rounded up to what it was."""
+    x[0], g[0] = 3e38, SUBNORMAL
+
+
+def one_beside_many(x: Tensor, g: Tensor) -> None:
+    """Squares that vanish beside a large one as they are added up one after the other."""
+    g[0] = 1.0
+    x[0] = 2.4e-4
+    x[0].view(-1)[0] = 1.0
+
+
+def everything_at_rest(x: Tensor, g: Tensor) -> None:
+    """All of its mass where nothing moves, and enough to overflow there."""
+    x[0].select(-1 if x.dim() == 2 else 0, 1)[...] = 1e19
+    g[0] = 8e19
+
+
+MADE = [huge_times_tiny, huge_times_zero, subnormal, one_beside_many, everything_at_rest]
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(3000, 4, bias=False), (3000,)),
+    "sequence": (lambda: nn.Linear(30, 4, bias=False), (5, 30)),
+    "convolution": (lambda: nn.Conv1d(4, 5, 3, bias=False), (4, 12)),
+}
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_with_coordinates_at_rest_one_example_moves_no_more(
+    layer: str, way: str, made: Callable[[Tensor, Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheapest = costs.cheapest
+    monkeypatch.setattr(costs, "cheapest", lambda times: way if way in times else cheapest(times))
+    build, shape = LAYERS[layer]
+    torch.manual_seed(0)
+    model = build()
+    model.weight.data.mul_(1e-6)  # so that the outputs are finite
+    mask = torch.rand(model.weight.shape) < 0.9
+    mask.view(len(mask), -1)[:, 0] = True
+    mask[:, 1] = False
+    x = torch.zeros(B, *shape)
+    g = torch.zeros_like(model(x).detach())
+    made(x, g)
+    for clip_norm in (1e-4, 0.7, 1e3):
+        copied = copy.deepcopy(model)
+        engine = engine_for(copied, clip_norm)
+        engine.masks = {copied.weight: part_of(mask, copied.weight)}
+        total = clipped_sums(engine, x, lambda output: (output * g).sum())["weight"].double()
+        assert (total[~mask] == 0).all()
+        assert total.norm() <= clip_norm * (1 + 1e-6)
+        if made is one_beside_many:
+            assert engine.dropped == 0
+            assert total.norm() >= min(clip_norm, 1.0) * (1 - 1e-3)  # and is not thrown away
+
+
+def test_a_long_row_of_small_numbers_beside_a_large_one_is_counted() -> None:
+    """Without a mask too: 100,000 squares, each of which vanishes beside the first."""
+    x = torch.full((1, 1, 100_000), 2.4e-4)
+    x[0, 0, 0] = 1.0
+    for model in (nn.Linear(100_000, 2, bias=False), nn.Conv1d(1, 1, 100_000, bias=False)):
+        total = flat(clipped_sums(engine_for(model, 0.5), x, lambda output: output.sum())).double()
+        assert 0.4999 < total.norm() <= 0.5

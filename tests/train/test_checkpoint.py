@@ -336,7 +336,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "optimizer as list": {"optimizer": []},
     "optimizer without groups": {"optimizer": {"groups": [], "numbers": {}}},
     "state of nobody": {"optimizer": {"groups": [{"params": [0]}], "numbers": {"x": {}}}},
-    "an unknown format": {"format": 2},
+    "an unknown format": {"format": 3},
     "a scheduler from nowhere": {"scheduler": {"last_epoch": 3}},
 }
 
@@ -387,3 +387,37 @@ def test_another_noise_under_the_same_name_does_not_replace_what_was_spent(path:
     train(later, 7)
     assert later.epsilon() > private.epsilon()
     assert sorted(event.steps for event in later.events()) == [2, 5]
+
+
+def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
+    """It does not take over what another one knew, nor does it let everything move."""
+    freeze = hoarfrost.freeze
+    before = {
+        "nothing": {},
+        "Random": {"freeze": freeze.Random(0.5, redraw="step")},
+        "Ranked": {"freeze": freeze.Ranked(0.5)},
+        "Largest": {"freeze": freeze.Largest(0.5)},
+    }
+    for name, options in before.items():
+        private = new(**options)
+        train(private, 4)
+        save(path, private)
+        steady = {
+            "Largest": freeze.Largest(0.25),
+            "Pruned": freeze.Pruned(0.25, copy.deepcopy(private.model), biases=True),
+            "Random": freeze.Random(0.75, redraw="never"),
+        }
+        for freezer in steady.values():
+            later = new(freeze=freezer)
+            Checkpoint.read(path).restore(later)
+            held = [p.clone() for p in weights(later)]
+            train(later, 6)
+            moved = sum(int((p != q).sum()) for p, q in zip(weights(later), held, strict=True))
+            assert moved == round(0.25 * 51), (name, freezer)
+            if isinstance(freezer, freeze.Pruned):
+                assert sum(int((p == 0).sum()) for p in weights(later)) >= 51 - moved
+        ranked = new(freeze=freeze.Ranked(0.5))
+        Checkpoint.read(path).restore(ranked)
+        train(ranked, 7)
+        shares = ranked.optimizer.switch.shares
+        assert 0 < shares <= 7

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import buffers, costs, sparse
-from hoarfrost.gradients.contributions import Chosen, Contribution, Dense, Masked, gram_norms, squares, working
+from hoarfrost.gradients.contributions import (
+    Chosen,
+    Contribution,
+    Dense,
+    Masked,
+    gram_norms,
+    squares,
+    vanished,
+    working,
+)
 from hoarfrost.gradients.rules.base import LayerRule, Parts, Wanted
 
 # Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
@@ -67,7 +76,7 @@ class Window(Contribution):
         if self._written is not None:
             return self._squares
         if self.part is not None:
-            return self._write(None)
+            return self._write(None) + self.unseen()
         z, _ = self._roles(slice(0, 1))
         size = self._at_once(prod(z.shape[2:]) ** 2 * self.module.groups)
         return torch.cat([self._pixel_norms(slice(at, at + size)) for at in range(0, self.examples, size)])
@@ -76,7 +85,12 @@ class Window(Contribution):
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
         total = self._whole_sum(weights)
-        return total if self.part is None else total.mul_(self.part.mask)
+        return total if self.part is None else self.part.cleared(total)
+
+    def unseen(self) -> Tensor:
+        z, g = self._roles(slice(None))
+        d, p = self.shape[0], prod(self.shape[1:])
+        return vanished(squares(z), squares(g), z, prod(g.shape[2:]), p, d)
 
     def picked(self) -> Tensor:
         """The gradients of live elements alone, [B, live]."""
@@ -123,7 +137,7 @@ class Window(Contribution):
             else:
                 torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=here)
             if self.part is not None:
-                here.mul_(self.part.mask)
+                self.part.cleared(here)
             found.append(squares(here))
         return torch.cat(found) if found else self.g.new_zeros(0)
 
@@ -133,9 +147,9 @@ class Window(Contribution):
         rows = None if self.shape == self.module.weight.shape else self.shape[0]
         return Window(self.x[index], self.g[index], self.module, rows=rows, part=self.part)
 
-    def _roles(self, part: slice) -> tuple[Tensor, Tensor]:
+    def _roles(self, some: slice) -> tuple[Tensor, Tensor]:
         """(z, g) of the formula above, for some examples: [rows, channels, *space] each."""
-        x, g = self.x[part].flatten(0, 1), self.g[part].flatten(0, 1)
+        x, g = self.x[some].flatten(0, 1), self.g[some].flatten(0, 1)
         return (self._padded(g), x) if self.module.transposed else (self._padded(x), g)
 
     def _padded(self, t: Tensor) -> Tensor:
@@ -150,17 +164,17 @@ class Window(Contribution):
         m = self.module
         channels, outputs = z.shape[1] // m.groups, g.shape[1] // m.groups
         window = prod(m.kernel_size)
-        sizes = (self.examples, prod(g.shape[2:]), prod(z.shape[2:]), channels, outputs, window, g.device.type)
+        sizes = (self.examples, prod(g.shape[2:]), prod(z.shape[2:]), channels, outputs, window)
         if self.part is None:
-            return costs.convolution(*sizes)
-        times = costs.masked_convolution(*sizes, self.part.count / prod(self.shape))
+            return costs.convolution(*sizes, g.device.type)
+        times = costs.masked_convolution(*sizes, self.part.count / prod(self.shape), g.device.type)
         if m.groups > 1:
             del times["picked"]  # rows of different groups see different columns
         return times
 
-    def _pixel_norms(self, part: slice) -> Tensor:
+    def _pixel_norms(self, some: slice) -> Tensor:
         """‖dW‖² = Σ_{t,t'} ⟨g_t, g_t'⟩ · Σ_k ⟨z_{t+k}, z_{t'+k}⟩: pixel products, summed along the window's offsets."""
-        z, g = self._roles(part)
+        z, g = self._roles(some)
         groups, space, places = self.module.groups, z.shape[2:], g.shape[2:]
         z = z.reshape(len(z) * groups, -1, prod(space))
         g = g.reshape(len(g) * groups, -1, prod(places))

@@ -1,0 +1,26 @@
+"""A recipe's data, brought to the scale that it asks for."""
+
+from hoarfrost import data
+from hoarfrost.train import recipe
+
+
+def load(source: recipe.Data) -> data.Splits:
+    """The recipe's data set.
+
+    >>> load(recipe.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
+    2.0
+    """
+    if source.path is not None:
+        return _scaled(data.from_file(source.path, source.classes), source)
+    assert source.name is not None  # the recipe has one or the other
+    return public(source.name, source)
+
+
+def public(name: str, like: recipe.Data) -> data.Splits:
+    """A known data set on the scale of the recipe's own: a model is to see both alike."""
+    return _scaled(data.load(name), like)
+
+
+def _scaled(splits: data.Splits, source: recipe.Data) -> data.Splits:
+    as_it_is = (source.mean, source.std) == ((0.0,), (1.0,))
+    return splits if as_it_is else splits.scaled(source.mean, source.std)

@@ -128,38 +128,39 @@ WAYS = ["product", "gathered", "pieces", "picked", "written"]
 B, LARGE, SUBNORMAL = 8, 2.5e38, 1.4e-45
 
 
-def huge_times_tiny(x: Tensor, g: Tensor) -> None:
-    """The product is of an ordinary size, and one side of it is not."""
+def huge_times_tiny(x: Tensor, g: Tensor, feature: int) -> None:
+    """The product is of an ordinary size, and one side of it is not: scaled up by its factor it would overflow."""
     x[0], g[0] = 1e-40, LARGE
 
 
-def huge_times_zero(x: Tensor, g: Tensor) -> None:
+def huge_times_zero(x: Tensor, g: Tensor, feature: int) -> None:
     g[0] = LARGE
 
 
-def subnormal(x: Tensor, g: Tensor) -> None:
+def subnormal(x: Tensor, g: Tensor, feature: int) -> None:
     """Scaled down by its factor, it would be rounded up to what it was."""
     x[0], g[0] = 3e38, SUBNORMAL
 
 
-def one_beside_many(x: Tensor, g: Tensor) -> None:
+def one_beside_many(x: Tensor, g: Tensor, feature: int) -> None:
     """Squares that vanish beside a large one as they are added up one after the other."""
     g[0] = 1.0
     x[0] = 2.4e-4
     x[0].view(-1)[0] = 1.0
 
 
-def everything_at_rest(x: Tensor, g: Tensor) -> None:
-    """All of its mass where nothing moves, and enough to overflow there."""
-    x[0].select(-1 if x.dim() == 2 else 0, 1)[...] = 1e19
-    g[0] = 8e19
+def everything_at_rest(x: Tensor, g: Tensor, feature: int) -> None:
+    """All of its mass where nothing moves, and enough to overflow there once it is scaled."""
+    x[0].select(feature, 1).view(-1)[0] = 1e19
+    g[0].view(-1)[0] = 1e19
 
 
 MADE = [huge_times_tiny, huge_times_zero, subnormal, one_beside_many, everything_at_rest]
-LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: nn.Linear(3000, 4, bias=False), (3000,)),
-    "sequence": (lambda: nn.Linear(30, 4, bias=False), (5, 30)),
-    "convolution": (lambda: nn.Conv1d(4, 5, 3, bias=False), (4, 12)),
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    # a layer, the shape of an example, and which dimension of it counts features
+    "linear": (lambda: nn.Linear(3000, 4, bias=False), (3000,), 0),
+    "sequence": (lambda: nn.Linear(30, 4, bias=False), (5, 30), 1),
+    "convolution": (lambda: nn.Conv1d(4, 5, 3, bias=False), (4, 12), 0),
 }
 
 
@@ -167,11 +168,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_with_coordinates_at_rest_one_example_moves_no_more(
-    layer: str, way: str, made: Callable[[Tensor, Tensor], None], monkeypatch: pytest.MonkeyPatch
+    layer: str, way: str, made: Callable[[Tensor, Tensor, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheapest = costs.cheapest
     monkeypatch.setattr(costs, "cheapest", lambda times: way if way in times else cheapest(times))
-    build, shape = LAYERS[layer]
+    build, shape, feature = LAYERS[layer]
     torch.manual_seed(0)
     model = build()
     model.weight.data.mul_(1e-6)  # so that the outputs are finite
@@ -180,17 +181,20 @@ def test_with_coordinates_at_rest_one_example_moves_no_more(
     mask[:, 1] = False
     x = torch.zeros(B, *shape)
     g = torch.zeros_like(model(x).detach())
-    made(x, g)
-    for clip_norm in (1e-4, 0.7, 1e3):
+    made(x, g, feature)
+    exact = copy.deepcopy(model).double()
+    (exact(x.double()) * g.double()).sum().backward()
+    norm = float((exact.weight.grad * mask).norm()) * B  # the loss is a mean over B examples
+    for clip_norm in {0.7, 1e3, *(share * norm for share in (0.51, 0.6, 0.9) if norm > 1e-20)}:
         copied = copy.deepcopy(model)
-        engine = engine_for(copied, clip_norm)
+        engine = engine_for(copied, clip_norm, loss_reduction="mean")
         engine.masks = {copied.weight: part_of(mask, copied.weight)}
         total = clipped_sums(engine, x, lambda output: (output * g).sum())["weight"].double()
         assert (total[~mask] == 0).all()
         assert total.norm() <= clip_norm * (1 + 1e-6)
         if made is one_beside_many:
             assert engine.dropped == 0
-            assert total.norm() >= min(clip_norm, 1.0) * (1 - 1e-3)  # and is not thrown away
+            assert total.norm() >= min(clip_norm, norm) * (1 - 1e-3)  # and it is not thrown away
 
 
 def test_a_long_row_of_small_numbers_beside_a_large_one_is_counted() -> None:

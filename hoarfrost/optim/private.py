@@ -135,52 +135,44 @@ class PrivateOptimizer(Optimizer):
         # What somebody else took out of autograd is left alone; what the freezer did may be wanted all the same.
         resting = self.switch.resting if self.switch is not None and (everywhere or flows) else set()
         wanted = [p for p in self.parameters if p.requires_grad or p in resting]
-        live = [p for p in wanted if masks.get(p) is not False]
-        gradients = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
-        for p in wanted:
-            if p in masks:  # again: what rests may have changed since the backward pass
-                gradients[p] = _rest(gradients[p], masks[p])
+        whole = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
+        # Of a sum only what is live now is looked at: what rests may have changed since the backward pass.
+        live = {p: _live(whole[p], masks.get(p, True)) for p in wanted}
         std = self.noise_multiplier * sensitivity
         if everywhere:
-            self._observe(gradients, std, masks)
+            self._observe(live, std, masks)
         else:
-            self._add_noise({p: gradients[p] for p in live}, std, masks)
-        torch._foreach_div_(list(gradients.values()), self.expected_batch)
-        for p in wanted if flows else live:
-            p.grad = gradients[p].to(p.dtype)
+            self.noise.add_(list(live.values()), [std] * len(live))
+        torch._foreach_div_(list(live.values()), self.expected_batch)
+        for p in wanted:
+            part = masks.get(p, True)
+            if part is not False or flows:
+                p.grad = _everything(live[p], part, p).to(p.dtype)
 
-    def _add_noise(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
-        """Noise on live coordinates, and numbers drawn for no others."""
-        drawn: list[Tensor] = []
-        places: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-        for p, gradient in gradients.items():
-            part = masks.get(p)
-            if isinstance(part, Part):
-                places[p] = part.places, gradient.new_zeros(part.count)
-                drawn.append(places[p][1])
-            else:
-                drawn.append(gradient)
-        self.noise.add_(drawn, [std] * len(drawn))
-        for p, (where, noise) in places.items():
-            gradients[p].view(-1).index_add_(0, where, noise)
-
-    def _observe(self, gradients: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
+    def _observe(self, live: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
         """One noise for all coordinates: the freezer sees it all, and live ones move by it."""
         assert self.switch is not None
-        noisy = list(gradients.values())
-        self.noise.add_(noisy, [std] * len(noisy))
-        self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in gradients.items()})
-        for p in gradients:
-            if p in masks:
-                gradients[p] = _rest(gradients[p], masks[p])
+        noisy = {p: _everything(live[p], masks.get(p, True), p) for p in live}
+        self.noise.add_(list(noisy.values()), [std] * len(noisy))
+        self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in noisy.items()})
+        live.update({p: _live(gradient, masks.get(p, True)) for p, gradient in noisy.items()})
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
 
 
-def _rest(gradient: Tensor, part: bool | Part) -> Tensor:
-    """Zero where the parameter rests, and laid out as places are counted."""
-    return part.cleared(gradient.contiguous()) if isinstance(part, Part) else torch.zeros_like(gradient)
+def _live(gradient: Tensor, part: bool | Part) -> Tensor:
+    """What is live of it, one number after the other where it is not everything."""
+    if isinstance(part, Part):
+        return gradient.flatten().index_select(0, part.places)
+    return gradient if part else gradient.new_empty(0)
+
+
+def _everything(live: Tensor, part: bool | Part, p: nn.Parameter) -> Tensor:
+    """The same with zeros at what rests."""
+    if isinstance(part, Part):
+        return part.scattered(live)
+    return live if part else live.new_zeros(p.shape)
 
 
 def _at_least_float32(p: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.freezing.live import Masks, Part
@@ -122,7 +122,7 @@ class PrivateOptimizer(Optimizer):
             )
 
     def _frozen_stand_still(self) -> AbstractContextManager[None]:
-        if self.switch is None or self.switch.freezer.velocity_flows:
+        if self.switch is None or self.switch.freezer.velocity_flows or _moves_nothing_by_zero(self.inner):
             return nullcontext()
         return Held(self.inner, {p: mask for p, mask in self.switch.masks.items() if p.grad is not None})
 
@@ -159,6 +159,14 @@ class PrivateOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
+
+
+def _moves_nothing_by_zero(optimizer: Optimizer) -> bool:
+    """Whether it is plain SGD: w + (−lr) · 0 is w, bit for bit, and there is no state."""
+    if type(optimizer) is not SGD:
+        return False
+    quiet = (not (group["momentum"] or group["weight_decay"] or group["maximize"]) for group in optimizer.param_groups)
+    return all(quiet) and all(math.isfinite(group["lr"]) for group in optimizer.param_groups)
 
 
 def _live(gradient: Tensor, part: bool | Part) -> Tensor:

@@ -455,3 +455,21 @@ def test_rprop_thaws_with_the_step_that_it_begins_with() -> None:
         assert torch.equal(p[~masks[name]], before[name][~masks[name]])
         if masks[name].any() and not masks[name].all():
             assert (optimizer.state[p]["step_size"][~masks[name]] == 0.01).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"maximize": True}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"foreach": False}]
+)
+def test_not_one_bit_moves_not_even_of_a_zero(settings: dict[str, Any]) -> None:
+    for value in (-0.0, 0.0, 1e-45, -3.0):
+        model = net()
+        masks = some_masks(model, 8)
+        for name, p in model.named_parameters():
+            p.data[~as_tensor(masks[name], p.shape)] = value
+        before = {name: p.detach().clone().view(torch.int32) for name, p in model.named_parameters()}
+        private = make(model, torch.optim.SGD(model.parameters(), lr=0.5, **settings), freeze=Scripted(lambda _: masks))
+        step(private)
+        step(private)
+        for name, p in model.named_parameters():
+            rests = ~as_tensor(masks[name], p.shape)
+            assert torch.equal(p.detach().view(torch.int32)[rests], before[name][rests])

@@ -464,10 +464,11 @@ def test_not_one_bit_moves_not_even_of_a_zero(settings: dict[str, Any]) -> None:
     for value in (-0.0, 0.0, 1e-45, -3.0):
         model = net()
         masks = some_masks(model, 8)
+        freezer = Scripted(lambda _, masks=masks: masks)
         for name, p in model.named_parameters():
             p.data[~as_tensor(masks[name], p.shape)] = value
         before = {name: p.detach().clone().view(torch.int32) for name, p in model.named_parameters()}
-        private = make(model, torch.optim.SGD(model.parameters(), lr=0.5, **settings), freeze=Scripted(lambda _: masks))
+        private = make(model, torch.optim.SGD(model.parameters(), lr=0.5, **settings), freeze=freezer)
         step(private)
         step(private)
         for name, p in model.named_parameters():

@@ -244,6 +244,9 @@ class Block(Contribution):
     def instantiate(self) -> Tensor:
         return self._placed(self.outer.instantiate())
 
+    def unseen(self) -> Tensor | float:
+        return self.outer.unseen()
+
     def take(self, index: Tensor) -> Contribution:
         return Block(self.outer.a[index], self.outer.g[index], self.start, self.height)
 

@@ -204,3 +204,10 @@ def test_a_long_row_of_small_numbers_beside_a_large_one_is_counted() -> None:
     for model in (nn.Linear(100_000, 2, bias=False), nn.Conv1d(1, 1, 100_000, bias=False)):
         total = flat(clipped_sums(engine_for(model, 0.5), x, lambda output: output.sum())).double()
         assert 0.4999 < total.norm() <= 0.5
+
+
+def test_rows_of_a_larger_matrix_are_counted_as_a_matrix_of_their_own() -> None:
+    """The projections of an attention layer: a side of a product that its factor would make overflow is in the norm."""
+    part = part_of(torch.rand(6, 3) < 0.5, torch.zeros(6, 3))
+    a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
+    assert contributions.Block(a, g, 2, 6).cut(part).squared_norms().isinf().all()

@@ -40,11 +40,6 @@ class Facts:
         """The step that an epoch begins with, as the loader counts (`Poisson.epoch_boundary`)."""
         return round(epoch / self.sample_rate)
 
-    @property
-    def epochs(self) -> int:
-        """How many epochs the run has, the last one perhaps in part; 1 if its length is not known."""
-        return 1 if not self.steps else self.epoch_of(self.steps - 1) + 1
-
 
 class Freezer(ABC):
     """Decides which coordinates are live in each step. One of your own needs `live` alone.

@@ -152,10 +152,13 @@ class Masked(Contribution):
     def squared_norms(self) -> Tensor:
         everyone = torch.arange(self.examples, device=self.part.mask.device)
         found = in_pieces(everyone, self.part.mask.numel(), lambda some: squares(self.take(some).instantiate()))
-        return found + self.whole.unseen()
+        return found + self.unseen()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.part.cleared(self.whole.weighted_sum(weights))
+
+    def unseen(self) -> Tensor | float:
+        return self.whole.unseen()
 
     def instantiate(self) -> Tensor:
         return self.part.cleared(self.whole.instantiate())
@@ -331,7 +334,11 @@ class Together(Contribution):
             return rounded_up(parts.sum(0) + 2 * products[0], parts.sqrt().sum(0) + (2 * products[1]).sqrt())
         everyone = torch.arange(self.examples, device=parts.device)
         one = self.take(everyone[:1]).instantiate().numel()
-        return in_pieces(everyone, one, lambda some: squares(self.take(some).instantiate()))
+        found = in_pieces(everyone, one, lambda some: squares(self.take(some).instantiate()))
+        return found + self.unseen()
+
+    def unseen(self) -> Tensor | float:
+        return sum((part.unseen() for part in self.parts), 0.0)
 
     def _inner_products(self) -> tuple[Tensor, Tensor] | None:
         """Summed over all pairs of parts, if each pair knows a short way."""

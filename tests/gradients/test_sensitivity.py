@@ -211,3 +211,12 @@ def test_rows_of_a_larger_matrix_are_counted_as_a_matrix_of_their_own() -> None:
     part = part_of(torch.rand(6, 3) < 0.5, torch.zeros(6, 3))
     a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
     assert contributions.Block(a, g, 2, 6).cut(part).squared_norms().isinf().all()
+
+
+def test_several_uses_of_a_parameter_are_counted_like_one() -> None:
+    """Where their gradients must be written out together, with and without a mask."""
+    a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
+    together = contributions.Together([contributions.Outer(a, g), contributions.Dense(torch.zeros(1, 2, 3))])
+    part = part_of(torch.tensor([[True, False, True], [True, True, False]]), torch.zeros(2, 3))
+    assert together.squared_norms().isinf().all()
+    assert together.cut(part).squared_norms().isinf().all()

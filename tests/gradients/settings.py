@@ -194,6 +194,17 @@ def conv_row(name: str, layer: Callable[[], nn.Module], *shape: int) -> Setting:
     return Setting(name, layer, floats(*shape))
 
 
+class ChannelsLast(nn.Sequential):
+    """Layers between which everything lies in memory with the channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layout = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        self.to(memory_format=layout)
+        for layer in self:
+            x = layer(x.contiguous(memory_format=layout)).tanh().contiguous(memory_format=layout)
+        return x
+
+
 TABLE = [
     Setting("linear", lambda: nn.Linear(7, 5), floats(6, 7)),
     Setting("linear no bias", lambda: nn.Linear(7, 5, bias=False), floats(6, 7)),
@@ -236,7 +247,12 @@ TABLE = [
     conv_row("conv1d transposed", lambda: nn.ConvTranspose1d(3, 4, 3, stride=2), 6, 3, 9),
     conv_row("conv3d transposed", lambda: nn.ConvTranspose3d(3, 2, 2, stride=2), 6, 3, 2, 3, 2),
     Setting("conv2d views", lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 2)), floats(8, 3, 8, 7), views=2),
-    conv_row("channels last", lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), 6, 3, 8, 7),
+    Setting("channels last", lambda: ChannelsLast(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, (2, 3), stride=(2, 1), dilation=(1, 2), padding=1)), floats(6, 3, 8, 7)),
+    Setting("channels last groups", lambda: ChannelsLast(nn.Conv2d(3, 6, 2), nn.Conv2d(6, 4, (2, 3), groups=2, padding=1)), floats(6, 3, 5, 6)),
+    Setting("channels last pixels", lambda: ChannelsLast(nn.Conv2d(40, 40, 1), nn.Conv2d(40, 48, 3, padding=1)), floats(6, 40, 4, 4)),
+    Setting("channels last views", lambda: ChannelsLast(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, (1, 2))), floats(8, 3, 8, 7), views=2),
+    Setting("channels last transposed", lambda: ChannelsLast(nn.ConvTranspose2d(4, 6, (3, 2), stride=2, groups=2), nn.ConvTranspose2d(6, 4, 3)), floats(6, 4, 5, 4)),
+    Setting("channels last 3-D", lambda: ChannelsLast(nn.Conv3d(3, 4, 2), nn.Conv3d(4, 2, (1, 2, 3))), floats(6, 3, 4, 5, 6)),
     Setting("residual", Residual, floats(6, 4, 6, 6)),
     Setting("embedding", lambda: nn.Embedding(11, 4), words(6, 5)),
     Setting("embedding padding", lambda: nn.Embedding(11, 4, padding_idx=3), words(6, 9)),

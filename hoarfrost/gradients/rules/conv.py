@@ -63,12 +63,14 @@ class Window(Contribution):
         self.x, self.g, self.module = working(x), working(g), module
         self.examples, self.part = x.shape[0], part
         self.shape = module.weight.shape if rows is None else torch.Size([rows, *module.weight.shape[1:]])
+        z = self.g if module.transposed else self.x
+        self.pixelwise = z.shape[2] > 1 and z.stride(2) == 1  # a pixel's channels lie together
         self._written: Tensor | None = None
         # The views of an example meet in its norm, which the pixel products of one view do not see.
         alone = x.shape[1] == 1 and self.examples > 0
         self.method = costs.cheapest(self._costs()) if alone else "written"
         if self.method == "written":
-            self._written = buffers.lend(self, (self.examples, *self.shape), self.g)
+            self._written = buffers.lend(self, (self.examples, *self._stored), self.g)
             self._squares = self._write(self._written)
             del self.x, self.g
 
@@ -83,7 +85,8 @@ class Window(Contribution):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
-            return Dense(self._written).weighted_sum(weights)
+            total = Dense(self._written).weighted_sum(weights)
+            return total.movedim(-1, 1) if self.pixelwise else total
         total = self._whole_sum(weights)
         return total if self.part is None else self.part.cleared(total)
 
@@ -113,45 +116,65 @@ class Window(Contribution):
         return result
 
     def instantiate(self) -> Tensor:
-        if self._written is not None:
-            return self._written
-        written = self.g.new_empty(self.examples, *self.shape)
-        self._write(written)
-        return written
+        written = self._written
+        if written is None:
+            written = self.g.new_empty(self.examples, *self._stored)
+            self._write(written)
+        return self._ordered(written)
 
     def cut(self, part: Part) -> Contribution:
         return self if self.part is not None else Masked(self, part)
 
     def _write(self, written: Tensor | None) -> Tensor:
         """Writes gradients out, or just a few at a time; returns their squared norms, taken while they are at hand."""
-        shape, groups, views = self.shape, self.module.groups, self.x.shape[1]
+        shape, groups, views = self._stored, self.module.groups, self.x.shape[1]
         found = []
         one_patch = prod(shape[1:]) * groups * prod((self.x if self.module.transposed else self.g).shape[3:])
         size = self._at_once(max(views * one_patch, prod(shape) if written is None else 0))
         piece = self.g.new_empty(min(size, self.examples) if written is None else 0, *shape)
         for at in range(0, self.examples, size):
             z, g = self._roles(slice(at, at + size))
-            patches = _patches(z, self.module, g.shape[2:]).reshape(len(z) * groups, -1, prod(g.shape[2:]))
+            patches = self._patch_matrix(z, g.shape[2:])
             g = g.reshape(len(g) * groups, -1, prod(g.shape[2:]))
             here = piece[: self.examples - at] if written is None else written[at : at + size]
             if views == 1:
-                torch.bmm(g, patches.mT, out=here.view(len(g), g.shape[1], -1))
+                torch.bmm(g, patches, out=here.view(len(g), g.shape[1], -1))
             else:
-                torch.sum(torch.bmm(g, patches.mT).view(-1, views, *shape), 1, out=here)
+                torch.sum(torch.bmm(g, patches).view(-1, views, *shape), 1, out=here)
             if self.part is not None:
-                self.part.cleared(here)
+                self.part.cleared(self._ordered(here))
             found.append(squares(here))
         return torch.cat(found) if found else self.g.new_zeros(0)
 
     def take(self, index: Tensor) -> Contribution:
         if self._written is not None:
-            return Dense(self._written[index])
+            return Dense(self._ordered(self._written[index]))
         rows = None if self.shape == self.module.weight.shape else self.shape[0]
         return Window(self.x[index], self.g[index], self.module, rows=rows, part=self.part)
 
+    @property
+    def _stored(self) -> tuple[int, ...]:
+        """A gradient's shape in memory: like its input's, channels first or channels last."""
+        rows, channels, *window = self.shape
+        return (rows, *window, channels) if self.pixelwise else (rows, channels, *window)
+
+    def _ordered(self, written: Tensor) -> Tensor:
+        """[n, *stored] as [n, *shape]."""
+        return written.movedim(-1, 2) if self.pixelwise else written
+
+    def _patch_matrix(self, z: Tensor, places: torch.Size) -> Tensor:
+        """[n · groups, positions, what a row of the weight sees there], copied in the order in which ``z`` lies."""
+        patches: Tensor = _patches(z, self.module, places).unflatten(1, (self.module.groups, -1))
+        if not self.pixelwise:
+            return patches.reshape(len(z) * self.module.groups, -1, prod(places)).mT
+        dims = len(places)
+        window, positions = range(3, 3 + dims), range(3 + dims, 3 + 2 * dims)
+        return patches.permute(0, 1, *positions, *window, 2).reshape(len(z) * self.module.groups, prod(places), -1)
+
     def _roles(self, some: slice) -> tuple[Tensor, Tensor]:
         """(z, g) of the formula above, for some examples: [rows, channels, *space] each."""
-        x, g = self.x[some].flatten(0, 1), self.g[some].flatten(0, 1)
+        # Not flattened where there is one view: of a single example, that would not keep the strides.
+        x, g = (t[some, 0] if t.shape[1] == 1 else t[some].flatten(0, 1) for t in (self.x, self.g))
         return (self._padded(g), x) if self.module.transposed else (self._padded(x), g)
 
     def _padded(self, t: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
 from hoarfrost.freezing import Facts, Freezer
+from hoarfrost.freezing.base import check_freezer
 from hoarfrost.freezing.switch import Switch
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.sampling import PoissonLoader
+from hoarfrost.sampling.overlap import shares_data
+
+Releases = tuple[budget.Gaussian | budget.Unprotected, ...]
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Private:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     steps_taken: int = 0  # that these weights have behind them
     earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
+    released: Releases = ()  # by freezers, before these weights were restored
     _charged: int = 0  # of this run, on any weights
     _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
 
@@ -82,9 +88,10 @@ class Private:
         """The releases made so far."""
         return (*self.spent().values(), *self.freezer_events())
 
-    def freezer_events(self) -> tuple[budget.Event, ...]:
-        """What the freezer released beside the steps."""
-        return () if self.optimizer.switch is None else self.optimizer.switch.freezer.events()
+    def freezer_events(self) -> Releases:
+        """What freezers released beside the steps: this one, and others that these weights have behind them."""
+        # The freezer speaks for its state, and the checkpoint has told of it, too.
+        return _all_of(() if self.optimizer.switch is None else self.optimizer.switch.freezer.events(), self.released)
 
     def epsilon(self) -> float:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
@@ -99,8 +106,18 @@ class Private:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         return budget.Statement.of(self.events(), self.delta, self.accountant, seeded=self.seeded)
 
-    def restore(self, *, steps_taken: int, position: Mapping[str, int], spent: Mapping[str, budget.Gaussian]) -> None:
+    def restore(
+        self,
+        *,
+        steps_taken: int,
+        position: Mapping[str, int],
+        spent: Mapping[str, budget.Gaussian],
+        released: Releases = (),
+    ) -> None:
         """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
+
+        Args:
+            released: what freezers have released for them, beside the steps.
 
         Guarantees:
             Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
@@ -111,6 +128,7 @@ class Private:
         validate.count(steps_taken=steps_taken)
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
+        self.released = _all_of(self.released, released)
         known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
         step = self.loader.poisson.event(self.noise_multiplier, 1)
         for run, event in spent.items():
@@ -137,10 +155,28 @@ class Private:
                 f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
+        self._pay_for_freezing(allowance)
         self.allowance, self.run = allowance, allowance.run
         self._skip_used_noise()
         if self.steps is not None:
             self.steps = self.loader.steps = min(self.steps, self.steps_taken + allowance.left)
+
+    def _pay_for_freezing(self, allowance: budget.Allowance) -> None:
+        """What freezers released is in the ledger beside the run, once, whoever resumes it."""
+        names: list[str] = []
+        for event in self.freezer_events():
+            name = f"{allowance.run}: {event}"
+            while name in names:
+                name += "'"
+            names.append(name)
+            if allowance.ledger.find(name) is None:
+                try:
+                    with allowance.ledger.release(budget.as_gaussian(event), what=f"freezing: {event}", run=name):
+                        pass
+                except BudgetSpent:
+                    if allowance.entry.reserved == 0:
+                        allowance.close()  # a run that cannot begin holds nothing back from others
+                    raise
 
     def _skip_used_noise(self) -> None:
         """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
@@ -180,6 +216,15 @@ class Private:
     def _settle(self) -> None:
         if self.allowance is not None:
             self.allowance.commit()
+
+
+def _all_of(one: Releases, other: Releases) -> Releases:
+    """What two accounts of the same releases tell together: each as often as the one that has it more often."""
+    missing = list(other)
+    for event in one:
+        if event in missing:
+            missing.remove(event)
+    return (*one, *missing)
 
 
 @torch.no_grad()
@@ -281,6 +326,7 @@ def make_private(
     if epsilon is not None and epochs is None and steps is None:
         raise InvalidValue("epsilon= needs to know how long the run is: give epochs= or steps=")
     parameters = _trained(model, optimizer)
+    beside = _check_freezer(freeze, data)
 
     loader = PoissonLoader(
         data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
@@ -297,7 +343,9 @@ def make_private(
     if noise_multiplier is None:
         assert epsilon is not None
         assert steps is not None
-        noise_multiplier = budget.noise_multiplier(epsilon, delta, loader.poisson.sample_rate, steps, accountant)
+        noise_multiplier = budget.noise_multiplier(
+            epsilon, delta, loader.poisson.sample_rate, steps, accountant, after=beside
+        )
     validate.not_negative(noise_multiplier=noise_multiplier)
     validate.finite(noise_multiplier=noise_multiplier)
 
@@ -309,24 +357,38 @@ def make_private(
         settle=lambda: private._settle(),
     )  # fmt: skip
     private = Private(model, private_optimizer, loader, delta, accountant, steps, calibrated=epsilon is not None)
+    loader.on_batch = private._begin
     if run is not None:
         private.run = run
-    if ledger is not None:
-        private.draw_on(_allowance(private, ledger, run))
-    loader.on_batch = private._begin
-    if freeze is not None:
-        own = data.dataset if isinstance(data, DataLoader) else data
-        if any(public is own for public in freeze.public()):
-            raise NotPrivate(
-                f"{freeze!r} has learned from the private data set itself: what is pruned would tell about it. Take "
-                "public data, or say private=False, and nothing is private"
+    try:
+        if freeze is not None:
+            switch = Switch(
+                freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
             )
-        private_optimizer.switch = Switch(
-            freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
-        )
-        # Layers are in the model's own order until it has been seen on a batch; what cannot be is refused at once.
-        freeze.check(_facts(private, parameters))
+            private_optimizer.switch = switch
+            # As if layers were used in the order in which the model lists them: what cannot be is refused at once.
+            switch.freezer.check(replace(_facts(private, parameters), ordered=True))
+        if ledger is not None:
+            private.draw_on(_allowance(private, ledger, run))
+    except BaseException:
+        engine.detach()  # the model is as it was, and can be tried again
+        raise
     return private
+
+
+def _check_freezer(freeze: Freezer | None, data: Dataset[Any] | DataLoader[Any]) -> tuple[budget.Gaussian, ...]:
+    """What the freezer releases beside the steps; refuses one that has learned from the private data unnoticed."""
+    if freeze is None:
+        return ()
+    events = check_freezer(freeze).events()
+    if not all(isinstance(event, budget.Gaussian | budget.Unprotected) for event in events):
+        raise InvalidValue(f"events() of {freeze!r} are Gaussian(...) or Unprotected(...), and not {events!r}")
+    if any(shares_data(public, data) for public in freeze.public()):
+        raise NotPrivate(
+            f"{freeze!r} has learned from the private data set itself, or from a part of it: what is pruned would tell "
+            "about it. Take public data, or say private=False, and nothing is private"
+        )
+    return tuple(event for event in events if isinstance(event, budget.Gaussian))
 
 
 def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
@@ -344,9 +406,15 @@ def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
         layers=tuple(layers),
         steps=private._planned,
         sample_rate=private.sample_rate,
-        steps_within=lambda epsilon: budget.steps(
-            epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant
-        ),
+        steps_within=cache(lambda epsilon: _steps_within(private, epsilon)),
+        ordered=bool(private.optimizer.engine.order),
+    )
+
+
+def _steps_within(private: Private, epsilon: float) -> int:
+    beside = tuple(event for event in private.freezer_events() if isinstance(event, budget.Gaussian))
+    return budget.steps(
+        epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant, after=beside
     )
 
 
@@ -371,7 +439,7 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         raise NotPrivate("this optimizer is private already: hand make_private the plain torch optimizer")
     if isinstance(optimizer, LBFGS):
         raise NotPrivate("LBFGS evaluates the loss several times a step, each of them a release; use SGD or Adam")
-    moved = [p for group in optimizer.param_groups for p in group["params"]]
+    moved = {p for group in optimizer.param_groups for p in group["params"]}
     names = {p: name for name, p in model.named_parameters()}
     strangers = sum(p not in names for p in moved)
     if strangers:
@@ -381,4 +449,4 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         )
     if not moved:
         raise InvalidValue("the optimizer has no parameters to train")
-    return {names[p]: p for p in moved}
+    return {name: p for name, p in model.named_parameters() if p in moved}  # in the model's order, whatever the groups

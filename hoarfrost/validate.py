@@ -53,6 +53,13 @@ def probability(**values: object) -> None:
             raise InvalidValue(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
+def flag(**values: object) -> None:
+    """Each value is True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise InvalidValue(f"{name} must be True or False, got {value!r}")
+
+
 def count(**values: object) -> None:
     """Each value is an integer, zero or above."""
     for name, value in values.items():

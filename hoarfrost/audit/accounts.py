@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hoarfrost.audit.result import Audit
-from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.budget import Gaussian, Ledger, Unprotected, as_gaussian, epsilon
 from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
@@ -56,8 +56,12 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
         ledger = Ledger(own if own.exists() else run["ledger"], key)
         name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
         # In a ledger of its own, everything is the folder's: also what was given up for an older checkpoint.
-        ours = [entry for entry in ledger.entries if own.exists() or entry.run in run["runs"]]
-        alarms = list(_disagreements(ledger, stated, releases, ours, int(run["steps_taken"])))
+        # What a freezer released stands in it beside the run.
+        ours = [entry for entry in ledger.entries if own.exists() or entry.run.split(": ")[0] in run["runs"]]
+        named = [entry for entry in ours if entry.run in run["runs"]]
+        taken, reserved = int(run["steps_taken"]), sum(entry.reserved for entry in named)
+        alarms = [f"the run took {taken} steps, and its ledger knows of {reserved}"] if reserved < taken else []
+        alarms += _disagreements(ledger, stated, releases, ours)
         cost = epsilon(releases, delta, accountant)
         other = epsilon(releases, delta, "rdp" if accountant == "pld" else "pld")
     except (KeyError, TypeError, ValueError) as error:
@@ -67,28 +71,26 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
     return BooksAudit(
         alarms=tuple(alarms),
         run=name,
-        stated_steps=sum(event.steps for event in releases),
-        charged_steps=sum(entry.reserved for entry in ours),
-        released_steps=sum(entry.committed for entry in ours),
+        stated_steps=sum(event.steps for event in releases if isinstance(event, Gaussian)),
+        charged_steps=reserved,
+        released_steps=sum(entry.committed for entry in named),
         stated_epsilon=claimed,
         second_epsilon=other,
     )
 
 
 def _disagreements(
-    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian, ...], ours: list[Entry], taken: int
+    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian | Unprotected, ...], ours: list[Entry]
 ) -> Iterator[str]:
     if stated["ledger_head"] is not None:
         try:
             ledger.check(stated["ledger_head"])
         except HoarfrostError as error:
             yield str(error)
-    reserved = sum(entry.reserved for entry in ours)
-    if reserved < taken:
-        yield f"the run took {taken} steps, and its ledger knows of {reserved}"
+    paid = list(map(as_gaussian, releases))
     for kind in {replace(entry.spent, steps=1) for entry in ours if entry.reserved}:
         charged = sum(entry.reserved for entry in ours if replace(entry.spent, steps=1) == kind)
-        if sum(event.steps for event in releases if replace(event, steps=1) == kind) < charged:
+        if sum(event.steps for event in paid if replace(event, steps=1) == kind) < charged:
             yield f"the ledger charged {replace(kind, steps=charged)}, which is more than the run states"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,6 +100,7 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             delta=private.delta,
             sample_rate=private.sample_rate,
             steps=run.steps,
+            beside=private.freezer_events(),
             device=run.device,
         )
 
@@ -109,7 +110,8 @@ def _freezing(run: Prepared) -> Freezing:
     switch = run.private.optimizer.switch
     if switch is None:
         return Freezing()
-    freezer, facts, last = switch.freezer, switch.facts, run.steps - 1
+    # The model has not run: its layers count in the order in which it lists them.
+    freezer, facts, last = switch.freezer, replace(switch.facts, ordered=True), run.steps - 1
     before = facts.first_step(facts.epoch_of(last)) - 1  # the last step of the epoch before
     if freezer.observes and before >= 0:
         freezer.observe(before, {name: torch.randn(shape) for name, shape in facts.shapes.items()}, facts)

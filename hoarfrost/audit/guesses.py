@@ -191,7 +191,7 @@ class OneRunAudit(Audit):
 
     def figures(self) -> tuple[str, ...]:
         """What was guessed and what it shows. The bound is rounded down."""
-        claimed = "nothing (no noise)" if math.isinf(self.claimed) else f"{self.claimed:.4g}"
+        claimed = "nothing (not private)" if math.isinf(self.claimed) else f"{self.claimed:.4g}"
         out = [
             f"{self.canaries} canaries, {self.guesses} guesses, {self.right} of them right "
             f"({100 * self.right / self.guesses:.1f} %)",

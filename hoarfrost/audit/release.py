@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isinf
 from typing import ClassVar
 
 import torch
@@ -48,7 +49,9 @@ class StepAudit(Audit):
             f"{self.samples} samples a world",
             f"one step: μ {self.mu_claimed:.3f} claimed, at least {self.mu_lower:.3f} measured; "
             f"ε {self.epsilon_claimed:.3f} claimed, at least {self.epsilon_lower:.3f} measured (δ {self.delta:g})",
-            f"{run}: ε {self.run_epsilon_claimed:.3f} claimed, at least {self.run_epsilon_lower:.3f} measured",
+            f"{run}: not private, for what else was released"
+            if isinf(self.run_epsilon_claimed)
+            else f"{run}: ε {self.run_epsilon_claimed:.3f} claimed, at least {self.run_epsilon_lower:.3f} measured",
         )
 
 
@@ -61,6 +64,7 @@ def step(
     delta: float = 1e-5,
     sample_rate: float = 1.0,
     steps: int = 1,
+    beside: tuple[budget.Event, ...] = (),
     canaries: int = 512,
     rounds: int = 100,
     seed: int | None = None,
@@ -76,6 +80,7 @@ def step(
         noise_multiplier: σ, which claims μ = 1/σ for the step.
         clip, optimizer, freeze: what is audited. ``optimizer`` makes one from parameters.
         delta, sample_rate, steps: of the run that the composed epsilon is about.
+        beside: what that run releases beside its steps.
         canaries, rounds: their product is the number of samples in each world.
         seed: repeats the noise, for experiments.
 
@@ -117,8 +122,8 @@ def step(
         "mu_lower": mu,
         "epsilon_claimed": gaussian_epsilon(claimed, delta),
         "epsilon_lower": gaussian_epsilon(mu, delta),
-        "run_epsilon_claimed": _composed(claimed, delta, sample_rate, steps),
-        "run_epsilon_lower": _composed(mu, delta, sample_rate, steps),
+        "run_epsilon_claimed": _composed(claimed, delta, sample_rate, steps, beside),
+        "run_epsilon_lower": _composed(mu, delta, sample_rate, steps, beside),
     }
     noise = torch.stack([s.noise for s in seen]).double().cpu().numpy()
     live = torch.stack([s.live for s in seen]).cpu().numpy()
@@ -143,8 +148,9 @@ def _exceeded(result: dict[str, float]) -> Iterator[str]:
         )
 
 
-def _composed(mu: float, delta: float, sample_rate: float, steps: int) -> float:
+def _composed(mu: float, delta: float, sample_rate: float, steps: int, beside: tuple[budget.Event, ...]) -> float:
     """The run's epsilon, if every step is as private as a Gaussian mechanism of this μ."""
-    if mu == 0 or (sample_rate == 1 and steps == 1):
+    if not beside and (mu == 0 or (sample_rate == 1 and steps == 1)):
         return gaussian_epsilon(mu, delta)
-    return budget.epsilon(budget.Gaussian(noise_multiplier=1 / mu, sample_rate=sample_rate, steps=steps), delta)
+    own = (budget.Gaussian(noise_multiplier=1 / mu, sample_rate=sample_rate, steps=steps),) if mu > 0 else ()
+    return budget.epsilon((*own, *beside), delta)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, loudest, total_sensitivity
+from hoarfrost.audit.canaries import TENSORS, ByFreezer, Examples, Freezing, LinearLoss, loudest, total_sensitivity
 from hoarfrost.clipping import Clipper
 from hoarfrost.private import make_private
 
@@ -76,6 +76,8 @@ class Rig:
             self.model, inner, self._examples.loader(), sample_rate=1.0, noise_multiplier=noise_multiplier,
             delta=delta, clip=clip, seed=seed, **options,
         )  # fmt: skip
+        if isinstance(freeze, ByFreezer) and self._private.optimizer.switch is not None:
+            freeze.freezer = self._private.optimizer.switch.freezer  # the run's own, which sees what it releases
         # Before it steps: some optimizers use the gradient's memory for sums of their own.
         self._handed: list[list[Tensor | None]] = []
         inner.register_step_pre_hook(lambda *_: self._handed.append([_copy(p.grad) for p in self.model.parameters()]))

@@ -90,6 +90,10 @@ class Unprotected:
 
     what: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.what, str):
+            raise InvalidValue(f"what was not protected is said in words, not {self.what!r}")
+
     def dp_event(self) -> DpEvent:
         """The release in dp-accounting's terms."""
         return NonPrivateDpEvent()
@@ -102,10 +106,10 @@ class Unprotected:
         return f"{self.what}, taken from the private data without noise"
 
 
-KINDS: dict[str, type[Gaussian]] = {"gaussian": Gaussian}
+KINDS: dict[str, type[Gaussian | Unprotected]] = {"gaussian": Gaussian, "unprotected": Unprotected}
 
 
-def from_dict(facts: Mapping[str, Any]) -> Gaussian:
+def from_dict(facts: Mapping[str, Any]) -> Gaussian | Unprotected:
     """The release that `as_dict` described.
 
     >>> from_dict(Gaussian(noise_multiplier=1.5).as_dict())
@@ -116,6 +120,23 @@ def from_dict(facts: Mapping[str, Any]) -> Gaussian:
     if kind not in KINDS or set(facts) != {field.name for field in fields(KINDS[kind])}:
         raise InvalidValue("this is not the description of a release")
     return KINDS[kind](**facts)
+
+
+def gaussian_from_dict(facts: Mapping[str, Any]) -> Gaussian:
+    """The same where nothing but steps with noise may be."""
+    event = from_dict(facts)
+    if not isinstance(event, Gaussian):
+        raise InvalidValue("this is not the description of steps")
+    return event
+
+
+def as_gaussian(event: Gaussian | Unprotected) -> Gaussian:
+    """The release as a ledger books it: what was not protected had no noise.
+
+    >>> as_gaussian(Unprotected("the pruning mask"))
+    Gaussian(noise_multiplier=0.0, sample_rate=1.0, steps=1)
+    """
+    return event if isinstance(event, Gaussian) else Gaussian(noise_multiplier=0.0)
 
 
 def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:

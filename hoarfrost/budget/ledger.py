@@ -21,7 +21,7 @@ from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.budget.calibration import steps as steps_within
 from hoarfrost.budget.entry import Entry, now
-from hoarfrost.budget.events import Gaussian, from_dict
+from hoarfrost.budget.events import Gaussian, gaussian_from_dict
 from hoarfrost.budget.statement import rounded_up
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
@@ -241,7 +241,7 @@ class Ledger:
         self.resume(run).close()
 
     @contextmanager
-    def release(self, event: Gaussian, what: str) -> Iterator[None]:
+    def release(self, event: Gaussian, what: str, *, run: str | None = None) -> Iterator[None]:
         """Pays for a single release (a metric, a threshold, a selection) that the block makes.
 
         >>> import tempfile
@@ -251,7 +251,7 @@ class Ledger:
         >>> ledger.entries[0].committed
         1
         """
-        allowance = self.admit(event, what=what, ahead=event.steps)
+        allowance = self.admit(event, run=run, what=what, ahead=event.steps)
         try:
             allowance.reserve()
             yield
@@ -327,7 +327,7 @@ class Ledger:
                 raise ValueError("its data is not what such records hold")
             if self.find(record["run"]) is not None:
                 raise ValueError("a second run of the same name")
-            event = from_dict(record["event"])
+            event = gaussian_from_dict(record["event"])
             _check_steps(event.steps)
             facts = {name: record[name] for name in (*kinds, "data")}
             return Entry(number=record["n"], event=event, **facts)

@@ -95,8 +95,10 @@ class Account:
         lines = [("ledger", line(str(ledger.path)))]
         lines += [("note", line(ledger.note))] if ledger.note else []
         lines += [("budget", ("no limit" if ledger.budget is None else f"epsilon {ledger.budget:g}") + about)]
-        lines += [("spent", f"epsilon {words.epsilon(self.epsilon)}")]
-        if ledger.held():
+        infinite = math.isinf(self.epsilon)
+        spent = "not private: something was released without noise" if infinite else None
+        lines += [("spent", spent or f"epsilon {words.epsilon(self.epsilon)}")]
+        if ledger.held() and not infinite:
             lines += [("held", f"by open runs: epsilon {words.epsilon(self.with_held)} when all their steps are taken")]
         if self.left is not None:
             lines += [("left", f"epsilon {Decimal(self.left).quantize(Decimal('0.01'), rounding=ROUND_FLOOR)}")]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.live import Live, both
+from hoarfrost.freezing.live import Live, both, part_of
 
 if TYPE_CHECKING:
     from hoarfrost import budget
@@ -26,6 +26,9 @@ class Facts:
     steps: int | None  # that the run is planned for
     sample_rate: float
     steps_within: Callable[[float], int]  # how many steps an epsilon pays for
+    ordered: bool = (
+        True  # whether the layers' order is known: before the model has run, it is the one they are listed in
+    )
 
     def epoch_of(self, step: int) -> int:
         """The epoch that a step belongs to, both counted from 0."""
@@ -68,14 +71,20 @@ class Freezer(ABC):
         """The live coordinates of step ``step`` (from 0). A name that is left out is frozen."""
 
     def key(self, step: int, facts: Facts) -> Hashable:
-        """Changes whenever `live` does: as long as it stays the same, `live` is not asked again."""
-        return step
+        """Changes whenever `live` does: as long as it stays the same, `live` is not asked again.
+
+        By default it never is the same: `live` is asked before every backward pass, and before the update.
+        """
+        return object()
 
     def check(self, facts: Facts) -> None:  # noqa: B027 - most need not
         """Refuses what cannot be, once, before the first step."""
 
     def start(self, weights: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
-        """Sees the weights before the first step, by name, and may change them in place."""
+        """Sees the weights before the first step, by name, and may change them in place.
+
+        What it keeps of an earlier run it forgets. They are the model's own: what shall last must be copied.
+        """
 
     def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:  # noqa: B027 - most need not
         """Sees what a step released, if `observes`."""
@@ -87,8 +96,15 @@ class Freezer(ABC):
     def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
         """Takes back what `state` gave."""
 
-    def events(self) -> tuple[budget.Event, ...]:
-        """Releases of its own. A schedule that does not look at the data makes none."""
+    def fresh(self) -> Freezer:
+        """For a run of its own: itself, or a copy if it keeps something from `start` on."""
+        return self
+
+    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
+        """Releases of its own, those behind a loaded state too. A schedule that ignores the data makes none.
+
+        They are charged before the first step, and the noise of the steps is calibrated for what they leave.
+        """
         return ()
 
     def public(self) -> tuple[object, ...]:
@@ -107,7 +123,7 @@ class Both(Freezer):
     """
 
     def __init__(self, first: Freezer, second: Freezer) -> None:
-        self.parts = (first, second)
+        self.parts = (check_freezer(first), check_freezer(second))
         for trait, what in (("velocity_flows", "lets velocity flow"), ("clips_everything", "freezes after clipping")):
             if getattr(first, trait) != getattr(second, trait):
                 odd, other = (first, second) if getattr(first, trait) else (second, first)
@@ -130,6 +146,14 @@ class Both(Freezer):
     def check(self, facts: Facts) -> None:
         for part in self.parts:
             part.check(facts)
+        # In the last step most is frozen. What rests for other reasons then is found in its own step.
+        if facts.steps is not None and not self.observes:
+            live = self.live(facts.steps - 1, facts)
+            if not any(part_of(live.get(name, False), torch.empty(shape)) for name, shape in facts.shapes.items()):
+                raise InvalidValue(f"{self!r} leaves nothing to train in the last step")
+
+    def fresh(self) -> Freezer:
+        return Both(*(part.fresh() for part in self.parts))
 
     def start(self, weights: Mapping[str, Tensor]) -> None:
         for part in self.parts:
@@ -147,8 +171,15 @@ class Both(Freezer):
         for n, part in enumerate(self.parts):
             part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
 
-    def events(self) -> tuple[budget.Event, ...]:
+    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
         return tuple(event for part in self.parts for event in part.events())
 
     def public(self) -> tuple[object, ...]:
         return tuple(data for part in self.parts for data in part.public())
+
+
+def check_freezer(freezer: object) -> Freezer:
+    """Refuses what is no freezer."""
+    if not isinstance(freezer, Freezer):
+        raise InvalidValue(f"a freezer is wanted, such as hoarfrost.freeze.Random(rate=0.9), and not {freezer!r}")
+    return freezer

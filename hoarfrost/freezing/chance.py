@@ -35,7 +35,8 @@ class Random(Freezer):
         velocity: "stands": what rests does not move by one bit. "flows": its gradient is zero, but momentum (and weight
             decay) go on moving it, as in the paper.
         posterior: clip first and freeze afterwards, for comparison: the norm then counts what rests.
-        seed: public. The set is a function of seed and epoch alone: anyone can compute it, and it is never stored.
+        seed: public. The set is a function of seed, epoch and the model's parameters, in their order: anyone can
+            compute it, and it is never stored.
 
     Guarantees:
         Exactly round(d·(1 − r)) of the model's d elements (or of its channels, or of its tensors) are live. The choice
@@ -88,8 +89,8 @@ class Random(Freezer):
 
     def check(self, facts: Facts) -> None:
         units = sum(_units(self.granularity, facts).values())
-        if self._number(units, self.rate) == 0:
-            raise InvalidValue(f"rate {self.rate} of {units} {self.granularity}s leaves none to train")
+        if live_of(units, self.rate) == 0:
+            raise InvalidValue(f"{self!r} leaves none of the model's {units} {self.granularity}s to train")
 
     def key(self, step: int, facts: Facts) -> Hashable:
         epoch = facts.epoch_of(step)
@@ -106,11 +107,8 @@ class Random(Freezer):
         draw = {"epoch": epoch, "step": step, "never": 0}[self.redraw]
         units = _units(self.granularity, facts)
         total = sum(units.values())
-        chosen = smallest(random_words(self.seed, draw, total), self._number(total, rate))
+        chosen = smallest(random_words(self.seed, draw, total), live_of(total, rate))
         return dict(_masks(self.granularity, facts, units, chosen))
-
-    def _number(self, units: int, rate: float) -> int:
-        return round(units * (1 - Fraction(str(rate))))  # 15 · (1 - 0.9) is 1.5, and not just below
 
 
 class RandomTensors(Random):
@@ -123,6 +121,18 @@ class RandomTensors(Random):
     def __init__(self, share: float, seed: int = 0) -> None:
         validate.rate(share=share)
         super().__init__(rate=1 - share, granularity="tensor", redraw="never", seed=seed)
+
+    def __repr__(self) -> str:
+        return f"RandomTensors(share={1 - self.rate:g}, seed={self.seed})"
+
+
+def live_of(units: int, rate: float) -> int:
+    """How many of so many are live.
+
+    >>> live_of(15, 0.9), round(15 * (1 - 0.9))
+    (2, 1)
+    """
+    return round(units * (1 - Fraction(str(rate))))  # 15 · (1 - 0.9) is 1.5, and not just below
 
 
 def random_words(seed: int, draw: int, number: int) -> npt.NDArray[np.uint32]:

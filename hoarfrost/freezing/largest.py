@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
 
 import torch
@@ -19,6 +20,9 @@ class Fixed(Freezer):
 
     def __init__(self) -> None:
         self._masks: dict[str, Tensor] = {}
+
+    def fresh(self) -> Freezer:
+        return copy.copy(self)
 
     def key(self, step: int, facts: Facts) -> Hashable:
         return None
@@ -39,6 +43,12 @@ class Largest(Fixed):
     Args:
         share: of all weights that is live.
         per: "model" ranks all weights together, "layer" each tensor on its own.
+
+    >>> facts = Facts({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
+    >>> largest = Largest(share=0.5)
+    >>> largest.start({"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]])})
+    >>> largest.live(0, facts)["weight"].tolist()
+    [[True, False], [False, True]]
     """
 
     def __init__(self, share: float, per: str = "model") -> None:

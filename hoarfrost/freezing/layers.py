@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
 from hoarfrost import validate
@@ -14,13 +14,13 @@ from hoarfrost.freezing.live import Live
 LAST_STEPS = 20  # the paper's default: the layers rest for so many steps at the end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Layers(Freezer):
     """The first layers, or those that are named, rest from some step on.
 
     Args:
         first: how many layers, in the order in which the model uses them; by default the first half (rounded down). A
-            share below 1 is taken of their number.
+            share below 1 is taken of their number, and rounded.
         names: instead: patterns of parameter or module names (``"stem.*"``, ``"blocks.[01].*"``, ``"conv1"``).
         train: instead: the patterns of what stays live; everything else rests.
         step, fraction, epoch, epsilon: when it begins: one of them. After so many steps, after that share of the run,
@@ -48,11 +48,27 @@ class Layers(Freezer):
             raise InvalidValue("give one of step=, fraction=, epoch= and epsilon=")
         if self.first is not None:
             validate.positive(first=self.first)
-        if self.fraction is not None and not 0 <= self.fraction < 1:
-            raise InvalidValue(f"fraction must lie from 0 to below 1, got {self.fraction}")
+            if self.first >= 1 and self.first != int(self.first):
+                raise InvalidValue(f"first is a number of layers, or a share below 1, got {self.first}")
+        if self.fraction is not None:
+            validate.not_negative(fraction=self.fraction)
+            if self.fraction >= 1:
+                raise InvalidValue(f"fraction must lie from 0 to below 1, got {self.fraction}")
+        for name in ("names", "train"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str):
+                object.__setattr__(self, name, (patterns,))
+            elif patterns is not None and (not patterns or not all(isinstance(each, str) for each in patterns)):
+                raise InvalidValue(f"{name} takes patterns of names, such as {name}=['stem.*'], got {patterns!r}")
         if self.epsilon is not None:
             validate.positive(epsilon=self.epsilon)
         validate.count(**{n: v for n, v in (("step", self.step), ("epoch", self.epoch)) if v is not None})
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={value!r}" for field in fields(self) if (value := getattr(self, field.name)) is not None
+        ]
+        return f"Layers({', '.join(given)})"
 
     def begins(self, facts: Facts) -> int:
         """The first step in which the layers rest."""
@@ -74,6 +90,11 @@ class Layers(Freezer):
             return frozenset(name for pattern in self.names for name in _matching(pattern, facts))
         if self.train is not None:
             return frozenset(facts.shapes) - {name for pattern in self.train for name in _matching(pattern, facts)}
+        if not facts.ordered:
+            raise InvalidValue(
+                "which layers come first is not known before the model has run on a batch. Run it on empty batches, "
+                "too, or name the layers: Layers(names=[...])"
+            )
         layers = len(facts.layers)
         number = layers // 2 if self.first is None else self.first
         chosen = round(number * layers) if isinstance(number, float) and number < 1 else int(number)
@@ -82,9 +103,13 @@ class Layers(Freezer):
         return frozenset(name for layer in facts.layers[:chosen] for name in layer)
 
     def check(self, facts: Facts) -> None:
-        self.begins(facts)
-        if len(self.resting(facts)) == len(facts.shapes):
+        begins, resting = self.begins(facts), self.resting(facts)
+        if len(resting) == len(facts.shapes):
             raise InvalidValue("freezing these layers leaves nothing to train")
+        if not resting:
+            raise InvalidValue(f"{self!r} freezes nothing: the model has {len(facts.layers)} layer(s)")
+        if facts.steps is not None and begins >= facts.steps:
+            raise InvalidValue(f"{self!r} would freeze after {begins} steps, and the run has {facts.steps}: never")
 
     def key(self, step: int, facts: Facts) -> Hashable:
         return step >= self.begins(facts)

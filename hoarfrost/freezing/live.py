@@ -15,9 +15,17 @@ from hoarfrost.errors import InvalidValue
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Some rows (output channels) of a parameter, by their numbers: the others need not even be computed."""
+    """Some rows (output channels) of a parameter, by their numbers: the others need not even be computed.
+
+    >>> Channels([2, 0]).index.tolist()
+    [2, 0]
+    """
 
     index: Tensor  # int64 [live]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.index, Tensor):
+            object.__setattr__(self, "index", torch.tensor(self.index, dtype=torch.int64))
 
 
 Mask = bool | Tensor | Channels
@@ -140,7 +148,32 @@ def check_fits(mask: Mask, shape: torch.Size) -> None:
     else:
         fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == shape
     if not fits:
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"{mask!r}"
         raise InvalidValue(
             f"live coordinates are True, False, Channels (numbers of its rows), or a boolean tensor in the parameter's "
-            f"shape, which is {tuple(shape)}"
+            f"shape, which is {tuple(shape)}; got {got}"
         )
+
+
+def same(a: Live, b: Live) -> bool:
+    """Whether two freezers, or one asked twice, say the same.
+
+    >>> same({"a": torch.ones(2) > 0, "b": True}, {"a": torch.ones(2) > 0, "b": True})
+    True
+    """
+    return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+
+
+def _same(a: Mask, b: Mask) -> bool:
+    if isinstance(a, Channels) and isinstance(b, Channels):
+        a, b = a.index, b.index
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.device == b.device and torch.equal(a, b)
+    return a is b
+
+
+def own(mask: Mask) -> Mask:
+    """A copy that does not change when somebody writes into the original."""
+    if isinstance(mask, Channels):
+        return Channels(mask.index.clone())
+    return mask.clone() if isinstance(mask, Tensor) else mask

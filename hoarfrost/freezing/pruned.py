@@ -32,6 +32,12 @@ class Pruned(Fixed):
     Guarantees:
         The choice depends on the reference alone. If that is public, or was itself trained privately on the same
         ledger, pruning costs no privacy.
+
+    >>> model = nn.Linear(2, 2)
+    >>> pruned = Pruned(0.5, {"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]]), "bias": torch.zeros(2)})
+    >>> pruned.start({name: p.data for name, p in model.named_parameters()})
+    >>> (model.weight == 0).tolist()
+    [[False, True], [True, False]]
     """
 
     def __init__(
@@ -46,13 +52,17 @@ class Pruned(Fixed):
     ) -> None:
         super().__init__()
         validate.rate(keep=keep)
+        validate.flag(rewind=rewind, biases=biases, private=private)
         self.keep, self.per, self.rewind, self.biases, self.private = keep, check_per(per), rewind, biases, private
         state = reference.state_dict() if isinstance(reference, nn.Module) else reference
+        if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise InvalidValue(f"a reference for pruning is a model or a state dict, not {type(reference).__name__}")
         self._learned_from: tuple[object, ...] = ()  # the data sets behind the reference, as far as they are known
         self.reference = {name: value.detach().clone() for name, value in state.items()}
 
     def __repr__(self) -> str:
-        return f"Pruned(keep={self.keep}, per={self.per!r}, rewind={self.rewind}, private={self.private})"
+        words = f"keep={self.keep}, per={self.per!r}, rewind={self.rewind}, biases={self.biases}"
+        return f"Pruned({words}, private={self.private})"
 
     def start(self, weights: Mapping[str, Tensor]) -> None:
         chosen = {name: weight for name, weight in weights.items() if self.biases or weight.dim() > 1}
@@ -61,10 +71,13 @@ class Pruned(Fixed):
         for name, weight in weights.items():
             if name not in self.reference or self.reference[name].shape != weight.shape:
                 raise InvalidValue(f"the reference for pruning has no {name} of shape {tuple(weight.shape)}")
+            if not self.reference[name].isfinite().all():
+                raise InvalidValue(f"the reference for pruning has numbers in {name} that are not finite")
         masks = largest_of({name: self.reference[name].to(w.device) for name, w in chosen.items()}, self.keep, self.per)
         empty = [name for name, mask in masks.items() if not mask.any()]
         if empty:
-            raise InvalidValue(f"nothing of {', '.join(empty)} survives: keep more, or prune per layer")
+            how = "keep more" if self.per == "layer" else "keep more, or prune per layer"
+            raise InvalidValue(f"nothing of {', '.join(empty)} survives: {how}")
         self._masks = masks
         with torch.no_grad():
             for name, weight in weights.items():
@@ -73,7 +86,7 @@ class Pruned(Fixed):
                 if name in masks:
                     weight.mul_(masks[name])
 
-    def events(self) -> tuple[budget.Event, ...]:
+    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
         return () if self.private else (budget.Unprotected("the pruning mask"),)
 
     def public(self) -> tuple[object, ...]:
@@ -87,7 +100,7 @@ class Pruned(Fixed):
 
 def prune_from(
     model: nn.Module,
-    public: Dataset[Any],
+    public: Dataset[Any] | DataLoader[Any],
     *,
     keep: float,
     epochs: int = 20,
@@ -96,6 +109,7 @@ def prune_from(
     batch_size: int = 128,
     per: str = "layer",
     rewind: bool = True,
+    biases: bool = False,
     private: bool = True,
 ) -> Pruned:
     """Trains a copy of the model on a public data set, without privacy, and prunes by what it finds large.
@@ -110,14 +124,19 @@ def prune_from(
     """
     validate.whole(epochs=epochs, batch_size=batch_size)
     copied = copy.deepcopy(model)
+    pruned = Pruned(keep, copied, per=per, rewind=rewind, biases=biases, private=private)  # what is wrong shows now
+    examples = public.dataset if isinstance(public, DataLoader) else public
     optimizer = torch.optim.SGD(copied.parameters(), lr=lr, momentum=momentum)
     device = next(copied.parameters()).device
     copied.train()
-    for _ in range(epochs):
-        for x, y in DataLoader(public, batch_size=batch_size, shuffle=True):
-            optimizer.zero_grad()
-            F.cross_entropy(copied(x.to(device)), y.to(device)).backward()
-            optimizer.step()
-    pruned = Pruned(keep, copied, per=per, rewind=rewind, private=private)
-    pruned._learned_from = (public,)
+    try:
+        for _ in range(epochs):
+            for x, y in DataLoader(examples, batch_size=batch_size, shuffle=True):
+                optimizer.zero_grad()
+                F.cross_entropy(copied(x.to(device)), y.to(device)).backward()
+                optimizer.step()
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InvalidValue(f"the model cannot be trained on the public data set: {error}") from error
+    pruned.reference = copied.state_dict()
+    pruned._learned_from = (examples,)
     return pruned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hoarfrost import validate
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.chance import Random, smallest
+from hoarfrost.freezing.chance import Random, live_of, smallest
 from hoarfrost.freezing.live import Live
 
 
@@ -23,18 +24,30 @@ class Ranked(Freezer):
 
     Args:
         rate, cooling: as for `Random`.
+
+    >>> facts = Facts({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
+    >>> ranked = Ranked(rate=0.5)
+    >>> ranked.observe(9, {"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]])}, facts)
+    >>> ranked.live(10, facts)["weight"].tolist()
+    [[True, False], [False, True]]
     """
 
     observes = True
 
     def __init__(self, rate: float, cooling: int | None = None) -> None:
         self.schedule = Random(rate=rate, cooling=cooling)
+        self.start({})
+
+    def __repr__(self) -> str:
+        return f"Ranked(rate={self.schedule.rate}, cooling={self.schedule.cooling})"
+
+    def start(self, weights: Mapping[str, Tensor]) -> None:
         self._epoch = -1  # that the running sums belong to
         self._sums: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}  # of the epoch before
 
-    def __repr__(self) -> str:
-        return f"Ranked(rate={self.schedule.rate}, cooling={self.schedule.cooling})"
+    def fresh(self) -> Freezer:
+        return copy.copy(self)
 
     def key(self, step: int, facts: Facts) -> Hashable:
         return facts.epoch_of(step)
@@ -51,7 +64,7 @@ class Ranked(Freezer):
         # What was never observed was taken out of training by somebody else.
         shapes = {name: shape for name, shape in facts.shapes.items() if name in last}
         magnitudes = np.concatenate([last[name].abs().flatten().cpu().numpy() for name in shapes])
-        live = torch.from_numpy(~smallest(magnitudes, len(magnitudes) - round(len(magnitudes) * (1 - rate))))
+        live = torch.from_numpy(~smallest(magnitudes, len(magnitudes) - live_of(len(magnitudes), rate)))
         parts = live.split([shape.numel() for shape in shapes.values()])
         ranked = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         return dict.fromkeys(facts.shapes, True) | ranked

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Masks, Part, part_of
+from hoarfrost.freezing.live import Live, Mask, Masks, Part, own, part_of, same
 
 if TYPE_CHECKING:
     from hoarfrost.gradients import Engine
@@ -37,13 +37,14 @@ class Switch:
         facts: Callable[[], Facts],
         step: Callable[[], int],
     ) -> None:
-        self.freezer, self.parameters, self.engine = freezer, dict(parameters), engine
+        self.freezer, self.parameters, self.engine = freezer.fresh(), dict(parameters), engine
         self.masks: Masks = {}  # of those that are not wholly live
         self.shares = 0.0  # the sum of the live shares of all steps that were taken
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
         self._ordered = False
         self._key: Hashable = _NEVER
+        self._live: Live = {}  # what the freezer said last
         self.resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
         self._start()
         engine.before_run = self.apply
@@ -66,7 +67,8 @@ class Switch:
         if self._facts is None or not self._ordered:
             # Until the model was seen on a batch, its layers are taken in the order in which it lists them.
             self._facts, self._ordered = self._make_facts(), bool(self.engine.order)
-            self.freezer.check(self._facts)
+            if self._ordered:
+                self.freezer.check(self._facts)
             self._key = _NEVER
         return self._facts
 
@@ -92,17 +94,32 @@ class Switch:
         if key == self._key:
             return
         live = self.freezer.live(step, facts)
+        if not isinstance(live, Mapping):
+            raise InvalidValue(
+                f"live() of {self.freezer!r} returned {live!r}, not the masks of parameters by their names"
+            )
+        if self._key is not _NEVER and same(live, self._live):
+            self._key = key
+            return
         unknown = set(live) - set(self.parameters)
         if unknown:
             raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")
-        parts = {p: part_of(live.get(name, False), p) for name, p in self.parameters.items()}
-        if not any(parts.values()):
+        live = {name: own(mask) for name, mask in live.items()}
+        parts = {p: self._part(name, live.get(name, False)) for name, p in self.parameters.items()}
+        if not any(part and (p.requires_grad or p in self.resting) for p, part in parts.items()):
             raise InvalidValue(f"nothing is live in step {step}: it would spend budget and move nothing")
+        self._live = live
         self.masks = {p: part for p, part in parts.items() if part is not True}
         if not self.freezer.clips_everything:
             self.engine.masks = self.masks
             self._take_out_of_autograd()
         self._key = key
+
+    def _part(self, name: str, mask: Mask) -> bool | Part:
+        try:
+            return part_of(mask, self.parameters[name])
+        except InvalidValue as error:
+            raise InvalidValue(f"{self.freezer!r} for {name}: {error}") from error
 
     def _take_out_of_autograd(self) -> None:
         for p in self.parameters.values():

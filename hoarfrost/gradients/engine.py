@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.errors import NotPrivate
@@ -92,11 +93,18 @@ class Engine:
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])
-        for name, p in self.model.named_parameters():
-            _refuse_plain_gradients(p, name)
+        self._hooks = [_refuse_plain_gradients(p, name) for name, p in self.model.named_parameters()]
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.model.forward = Root(self, self.model)
+
+    def detach(self) -> None:
+        """Takes the rules off again: the model is as it was."""
+        for module in self.model.modules():
+            if isinstance(forward := module.__dict__.get("forward"), Wrapped):
+                forward.step_aside()
+        for hook in self._hooks:
+            hook.remove()
 
     # What rules see (rules.Recorder).
 
@@ -253,7 +261,7 @@ class Engine:
         return squares.sqrt_().float()
 
 
-def _refuse_plain_gradients(p: nn.Parameter, name: str) -> None:
+def _refuse_plain_gradients(p: nn.Parameter, name: str) -> RemovableHandle:
     """A gradient that autograd itself brings to a parameter came around the rules."""
 
     def refuse(_: Tensor) -> None:
@@ -264,5 +272,6 @@ def _refuse_plain_gradients(p: nn.Parameter, name: str) -> None:
         )
 
     live = p.requires_grad
-    p.requires_grad_().register_hook(refuse)
+    hook: RemovableHandle = p.requires_grad_().register_hook(refuse)
     p.requires_grad_(live)
+    return hook

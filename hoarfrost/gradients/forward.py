@@ -26,6 +26,15 @@ class Wrapped:
     def __init__(self, engine: Engine, module: nn.Module):
         self.engine, self.module, self.original = engine, module, module.forward
 
+    def step_aside(self) -> None:
+        """The module has its own `forward` again."""
+        original = self.original
+        while isinstance(original, Wrapped):
+            original = original.original
+        del self.module.forward
+        if getattr(original, "__func__", None) is not type(self.module).forward:
+            self.module.forward = original  # somebody had put another one there
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self.module)])
 

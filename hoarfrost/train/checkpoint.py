@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, validate
-from hoarfrost.budget.events import from_dict
+from hoarfrost.budget.events import from_dict, gaussian_from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
 from hoarfrost.private import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 1 << 24  # of a checkpoint's header
 
 
@@ -33,6 +33,7 @@ class Checkpoint:
     steps_taken: int
     position: Mapping[str, int]  # of the sampler
     spent: Mapping[str, budget.Gaussian]  # by run
+    released: tuple[budget.Gaussian | budget.Unprotected, ...]  # by freezers, beside the steps
     ledger: Mapping[str, str] | None  # path, run, and head
     facts: Mapping[str, Any]  # what the caller of `save` added
     _freezer: str | None  # in words
@@ -62,7 +63,8 @@ class Checkpoint:
                 path=path,
                 steps_taken=header["steps_taken"],
                 position=header["position"],
-                spent={run: from_dict(event) for run, event in header["spent"].items()},
+                spent={run: gaussian_from_dict(event) for run, event in header["spent"].items()},
+                released=tuple(map(from_dict, header["released"])),
                 ledger=header["ledger"],
                 facts=header["facts"],
                 _freezer=header["freezer"],
@@ -94,7 +96,8 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
-            private.restore(steps_taken=self.steps_taken, position=self.position, spent={**self.spent, **(also or {})})
+            spent = {**self.spent, **(also or {})}
+            private.restore(steps_taken=self.steps_taken, position=self.position, spent=spent, released=self.released)
             weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
             private.model.load_state_dict(weights)
             _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
@@ -152,6 +155,7 @@ def save(
         "steps_taken": private.steps_taken,
         "position": private.loader.state_dict(),
         "spent": {run: event.as_dict() for run, event in private.spent().items()},
+        "released": [event.as_dict() for event in private.freezer_events()],
         "ledger": _ledger(private),
         "freezer": None if switch is None else repr(switch.freezer),
         "shares": float(private.steps_taken) if switch is None else switch.shares,

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,7 +38,8 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     Args:
         overrides: values that replace the recipe's, such as ``"privacy.epsilon=2"``. What stands after the = is TOML; a
             word needs no quotes. One of two alternatives (epsilon and noise_multiplier, say) replaces the other.
-        root: the folder that a file's ``data.path`` must lie below; by default the one that the file itself is in.
+        root: the folder that the files a recipe names (``data.path``, ``freeze.reference``) must lie below; by default
+            the one that the recipe itself is in.
 
     Guarantees:
         Reading runs nothing, writes nothing, and takes well under a second, whatever the file holds. The data that a
@@ -56,7 +57,8 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     for override in overrides:
         _set(given, override)
         _set(said, override)
-    _anchor_path(given, said, found, root)
+    for keys in (("data", "path"), ("freeze", "reference"), ("freeze", "also", "reference")):
+        _anchor_path(keys, given, said, found, root)
     try:
         return Recipe.model_validate(given)
     except ValidationError as error:
@@ -69,12 +71,17 @@ def to_toml(recipe: Recipe) -> str:
     >>> "epsilon = 3.0" in to_toml(read_recipe("digits"))
     True
     """
-    given = recipe.model_dump(exclude_none=True)
-    lines = [f"{key} = {_toml(value)}" for key, value in given.items() if not isinstance(value, dict)]
-    for table, entries in given.items():
-        if isinstance(entries, dict):
-            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in entries.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_lines(recipe.model_dump(exclude_none=True))) + "\n"
+
+
+def _lines(table: dict[str, Any], above: str = "") -> Iterator[str]:
+    """A table's own values first, then the tables in it."""
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            yield f"{key} = {_toml(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ("", f"[{above}{key}]", *_lines(value, f"{above}{key}."))
 
 
 @dataclass(frozen=True)
@@ -134,13 +141,16 @@ def _parsed(found: _Found) -> dict[str, Any]:
         raise InvalidValue(line(f"{found.shown} is not valid TOML: {error}")) from error
 
 
-def _anchor_path(given: dict[str, Any], said: dict[str, Any], found: _Found, root: str | Path | None) -> None:
-    """Makes the data's path absolute, so that the recipe means the same wherever it is read next."""
-    data, overriding = given.get("data"), said.get("data")
-    if not isinstance(data, dict) or not isinstance(path := data.get("path"), str):
+def _anchor_path(
+    keys: tuple[str, ...], given: dict[str, Any], said: dict[str, Any], found: _Found, root: str | Path | None
+) -> None:
+    """Makes the path that stands there absolute, so that the recipe means the same wherever it is read next."""
+    *tables, last = keys
+    table, overriding = _table(given, tables), _table(said, tables)
+    if not isinstance(path := table.get(last), str):
         return
-    if isinstance(overriding, dict) and "path" in overriding:
-        data["path"] = str(Path.cwd() / os.path.expanduser(path))
+    if last in overriding:
+        table[last] = str(Path.cwd() / os.path.expanduser(path))
         return
     allowed = _followed(found.folder if root is None else Path(os.path.expanduser(root)))
     if not allowed.is_dir():
@@ -149,10 +159,18 @@ def _anchor_path(given: dict[str, Any], said: dict[str, Any], found: _Found, roo
     real = _followed(found.folder / os.path.expanduser(path))
     if not real.is_relative_to(allowed):
         raise InvalidValue(
-            f"{line(found.name, 30)}: data.path {shown_path(path)} lies outside of {shown_path(allowed)}; if you trust "
-            "it, allow a folder above it with --root DIR"
+            f"{line(found.name, 30)}: {'.'.join(keys)} {shown_path(path)} lies outside of {shown_path(allowed)}; if "
+            "you trust it, allow a folder above it with --root DIR"
         )
-    data["path"] = str(real)
+    table[last] = str(real)
+
+
+def _table(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The table of that name, or one with nothing in it."""
+    found: Any = given
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _followed(path: Path) -> Path:

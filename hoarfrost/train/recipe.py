@@ -233,7 +233,13 @@ class LocalClip(Table):
 Clip = LocalClip  # one style so far; another joins as `LocalClip | ...` with `discriminator="kind"`
 
 
-class FreezeLayers(Table):
+class FreezeTable(Table):
+    """``also`` is a second freezer: what either of them freezes rests."""
+
+    also: "Freeze | None" = None
+
+
+class FreezeLayers(FreezeTable):
     """The first layers (half of them), or those that are named, rest from some step on (`hoarfrost.freeze.Layers`)."""
 
     kind: Literal["layers"]
@@ -246,7 +252,7 @@ class FreezeLayers(Table):
     epsilon: Positive | None = None
 
 
-class FreezeRandom(Table):
+class FreezeRandom(FreezeTable):
     """A random share of the coordinates rests (`hoarfrost.freeze.Random`)."""
 
     kind: Literal["random"]
@@ -259,7 +265,7 @@ class FreezeRandom(Table):
     seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
 
 
-class FreezeRanked(Table):
+class FreezeRanked(FreezeTable):
     """What the last epoch's noisy gradients show to be small rests (`hoarfrost.freeze.Ranked`)."""
 
     kind: Literal["ranked"]
@@ -267,7 +273,7 @@ class FreezeRanked(Table):
     cooling: Whole | None = None
 
 
-class FreezeLargest(Table):
+class FreezeLargest(FreezeTable):
     """Weights that are small before training rest (`hoarfrost.freeze.Largest`)."""
 
     kind: Literal["largest"]
@@ -275,7 +281,7 @@ class FreezeLargest(Table):
     per: Literal["model", "layer"] = "model"
 
 
-class FreezeRandomTensors(Table):
+class FreezeRandomTensors(FreezeTable):
     """A random share of the tensors is live for the whole run (`hoarfrost.freeze.RandomTensors`)."""
 
     kind: Literal["random_tensors"]
@@ -283,27 +289,37 @@ class FreezeRandomTensors(Table):
     seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
 
 
-class FreezePruned(Table):
+class FreezePruned(FreezeTable):
     """Weights that a model trained on ``public`` data holds to be small are zero (`hoarfrost.freeze.prune_from`).
 
     ``public`` is the name of a data set that anyone may see. The recipe's own can be named only with ``private =
-    false``, and then the run is not private, and says so.
+    false``, and then the run is not private, and says so. Instead, ``reference`` is the path of a .safetensors file
+    with the weights of such a model, as ``data.path`` is written.
     """
 
     kind: Literal["pruned"]
     keep: Rate
-    public: str
+    public: Text | None = None
+    reference: Text | None = None
     epochs: Whole = 20
     lr: Positive = 0.1
     per: Literal["model", "layer"] = "layer"
     rewind: bool = True
+    biases: bool = False
     private: bool = True
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "FreezePruned":
+        self._either("public", "reference")
+        return self
 
 
 Freeze = Annotated[
     FreezeLayers | FreezeRandom | FreezeRanked | FreezeLargest | FreezeRandomTensors | FreezePruned,
     Field(discriminator="kind"),
 ]
+for _table in (FreezeLayers, FreezeRandom, FreezeRanked, FreezeLargest, FreezeRandomTensors, FreezePruned):
+    _table.model_rebuild()
 
 
 class Privacy(Table):
@@ -391,5 +407,6 @@ class Recipe(Table):
 # Keys that say one thing in different ways: setting one of them replaces the others.
 ALTERNATIVES: dict[str, tuple[tuple[str, ...], ...]] = {
     "data": (("name", "path"),),
+    "freeze": (("public", "reference"),),
     "privacy": (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps")),
 }

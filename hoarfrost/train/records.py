@@ -92,6 +92,7 @@ class Records:
             {
                 **place,
                 "epsilon": self.run.epsilon_so_far(),
+                **({} if self.run.planned.private else {"private": False}),
                 "delta": private.delta,
                 **({"seeded": words.SEEDED} if private.seeded else {}),
                 **({} if epoch.live is None else {"live": epoch.live}),
@@ -174,6 +175,7 @@ class Records:
             "density": run.density,
             "test_loss": None if self.last is None else self.last.test_loss,
             "test_accuracy": None if self.last is None else self.last.test_accuracy,
+            "private": run.planned.private,
             "seeded": private.seeded,
             "ledger": None if private.allowance is None else str(private.allowance.ledger.path),
             "run": private.run,

@@ -90,7 +90,8 @@ def prepared(
         if recipe.privacy.epsilon is not None and same_charge:
             rest = min(rest, _left_of_the_plan(run, behind))
         elif recipe.privacy.epsilon is not None:
-            more = _noise_for_the_rest(recipe, private.sample_rate, rest, behind)
+            released = [e for e in (*private.freezer_events(), *saved.released) if isinstance(e, budget.Gaussian)]
+            more = _noise_for_the_rest(recipe, private.sample_rate, rest, (*behind.values(), *released))
             run = prepare(recipe, device, noise_multiplier=more, splits=run.splits)
             private = run.private
     # What does not fit is refused here, before the ledger changes; and what was lost counts, whatever follows.
@@ -103,7 +104,8 @@ def prepared(
                 ledger.close(name)
     else:
         private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others))
-    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent={**saved.spent, **behind})
+    spent = {**saved.spent, **behind}
+    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent=spent, released=saved.released)
     return run
 
 
@@ -147,13 +149,11 @@ def admitted(
     )
 
 
-def _noise_for_the_rest(recipe: Recipe, sample_rate: float, rest: int, behind: Mapping[str, budget.Gaussian]) -> float:
+def _noise_for_the_rest(recipe: Recipe, sample_rate: float, rest: int, behind: Collection[budget.Gaussian]) -> float:
     """The noise with which the rest of the run stays within epsilon, together with all that was spent on it before."""
     asked = recipe.privacy
     assert asked.epsilon is not None
-    return budget.noise_multiplier(
-        asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=tuple(behind.values())
-    )
+    return budget.noise_multiplier(asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=behind)
 
 
 def _changes(before: Recipe, now: Recipe) -> dict[str, str]:

@@ -336,7 +336,7 @@ def test_a_first_batch_that_is_empty_is_no_full_step(runs: bool) -> None:
     """Whether or not the model is called on it: what rests gets no noise."""
     model = net()
     private = make(
-        model, freeze=hoarfrost.freeze.Layers(first=1, step=0), noise_multiplier=1.0, sample_rate=1e-9, steps=2
+        model, freeze=hoarfrost.freeze.Layers(names="0", step=0), noise_multiplier=1.0, sample_rate=1e-9, steps=2
     )
     before = model[0].weight.clone()
     for x, y in private.loader:

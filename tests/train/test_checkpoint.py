@@ -336,7 +336,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "optimizer as list": {"optimizer": []},
     "optimizer without groups": {"optimizer": {"groups": [], "numbers": {}}},
     "state of nobody": {"optimizer": {"groups": [{"params": [0]}], "numbers": {"x": {}}}},
-    "an unknown format": {"format": 3},
+    "an unknown format": {"format": 4},
     "a scheduler from nowhere": {"scheduler": {"last_epoch": 3}},
 }
 

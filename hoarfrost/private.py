@@ -18,16 +18,15 @@ from hoarfrost import budget, validate
 from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue, NotPrivate
-from hoarfrost.freezing import Facts, Freezer
+from hoarfrost.freezing import Facts, Freezer, releases
 from hoarfrost.freezing.base import check_freezer
+from hoarfrost.freezing.releases import Releases
 from hoarfrost.freezing.switch import Switch
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
-
-Releases = tuple[budget.Gaussian | budget.Unprotected, ...]
 
 
 @dataclass
@@ -45,8 +44,9 @@ class Private:
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     steps_taken: int = 0  # that these weights have behind them
     earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
-    released: Releases = ()  # by freezers, before these weights were restored
+    released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
     _charged: int = 0  # of this run, on any weights
+    _behind: int = 0  # steps that other runs took on these weights
     _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
 
     def __post_init__(self) -> None:
@@ -88,10 +88,14 @@ class Private:
         """The releases made so far."""
         return (*self.spent().values(), *self.freezer_events())
 
-    def freezer_events(self) -> Releases:
+    def freezer_releases(self) -> Releases:
         """What freezers released beside the steps: this one, and others that these weights have behind them."""
-        # The freezer speaks for its state, and the checkpoint has told of it, too.
-        return _all_of(() if self.optimizer.switch is None else self.optimizer.switch.freezer.events(), self.released)
+        switch = self.optimizer.switch
+        return releases.together({} if switch is None else releases.made_by(switch.freezer), self.released)
+
+    def freezer_events(self) -> tuple[budget.Event, ...]:
+        """The same without their names."""
+        return tuple(self.freezer_releases().values())
 
     def epsilon(self) -> float:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
@@ -112,12 +116,12 @@ class Private:
         steps_taken: int,
         position: Mapping[str, int],
         spent: Mapping[str, budget.Gaussian],
-        released: Releases = (),
+        released: Releases | None = None,
     ) -> None:
         """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
 
         Args:
-            released: what freezers have released for them, beside the steps.
+            released: what freezers have released for them, beside the steps, by name.
 
         Guarantees:
             Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
@@ -128,7 +132,7 @@ class Private:
         validate.count(steps_taken=steps_taken)
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
-        self.released = _all_of(self.released, released)
+        self.released = releases.together(self.released, released or {})
         known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
         step = self.loader.poisson.event(self.noise_multiplier, 1)
         for run, event in spent.items():
@@ -142,41 +146,43 @@ class Private:
             accounts = [event, self.earlier.get(name, event), known.get(run, event)]
             same = [account for account in accounts if replace(account, steps=1) == replace(event, steps=1)]
             self.earlier[name] = max(same, key=lambda account: account.steps)
+        self._behind = max(0, steps_taken - self.charged)
         self._skip_used_noise()
         if self._planned is not None:
             self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
             self.loader.steps = self.steps
 
-    def draw_on(self, allowance: budget.Allowance) -> None:
-        """From now on every step is paid for out of what a ledger admitted for it."""
+    def draw_on(self, allowance: budget.Allowance, *, new: bool = False) -> None:
+        """From now on every step is paid for out of what a ledger admitted for it, and so is what freezers release.
+
+        Args:
+            new: it was admitted just now: if it cannot be used, it is given back.
+        """
+        try:
+            self._draw_on(allowance)
+        except BaseException:
+            if new:
+                allowance.close()
+            raise
+
+    def _draw_on(self, allowance: budget.Allowance) -> None:
         plan = self.loader.poisson.event(self.noise_multiplier, allowance.entry.event.steps)
         if allowance.entry.event != plan or allowance.entry.seeded != self.seeded:
             raise InvalidValue(
                 f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
-        self._pay_for_freezing(allowance)
+        runs = {allowance.run, *self.spent()}
+        self.released = releases.together(
+            self.released, releases.booked(allowance.ledger, runs)
+        )  # a crash may know more
+        releases.book(allowance, runs, self.freezer_releases())
+        own = self.earlier.pop(allowance.run, None)  # restored before it was known that this is the same run
+        self._charged = max(self._charged, own.steps if own else 0)
         self.allowance, self.run = allowance, allowance.run
         self._skip_used_noise()
         if self.steps is not None:
             self.steps = self.loader.steps = min(self.steps, self.steps_taken + allowance.left)
-
-    def _pay_for_freezing(self, allowance: budget.Allowance) -> None:
-        """What freezers released is in the ledger beside the run, once, whoever resumes it."""
-        names: list[str] = []
-        for event in self.freezer_events():
-            name = f"{allowance.run}: {event}"
-            while name in names:
-                name += "'"
-            names.append(name)
-            if allowance.ledger.find(name) is None:
-                try:
-                    with allowance.ledger.release(budget.as_gaussian(event), what=f"freezing: {event}", run=name):
-                        pass
-                except BudgetSpent:
-                    if allowance.entry.reserved == 0:
-                        allowance.close()  # a run that cannot begin holds nothing back from others
-                    raise
 
     def _skip_used_noise(self) -> None:
         """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
@@ -216,15 +222,6 @@ class Private:
     def _settle(self) -> None:
         if self.allowance is not None:
             self.allowance.commit()
-
-
-def _all_of(one: Releases, other: Releases) -> Releases:
-    """What two accounts of the same releases tell together: each as often as the one that has it more often."""
-    missing = list(other)
-    for event in one:
-        if event in missing:
-            missing.remove(event)
-    return (*one, *missing)
 
 
 @torch.no_grad()
@@ -360,18 +357,25 @@ def make_private(
     loader.on_batch = private._begin
     if run is not None:
         private.run = run
+    before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
     try:
         if freeze is not None:
             switch = Switch(
                 freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
             )
             private_optimizer.switch = switch
-            # As if layers were used in the order in which the model lists them: what cannot be is refused at once.
-            switch.freezer.check(replace(_facts(private, parameters), ordered=True))
+            # What cannot be is refused at once, as if layers were used in the order in which the model lists them, and
+            # as if any epsilon were spent: what these weights may have behind them is not known yet.
+            facts = replace(_facts(private, parameters), ordered=True, steps_within=lambda _: 0)
+            switch.freezer.check(facts)
         if ledger is not None:
-            private.draw_on(_allowance(private, ledger, run))
+            allowance, new = _allowance(private, ledger, run)
+            private.draw_on(allowance, new=new)
     except BaseException:
         engine.detach()  # the model is as it was, and can be tried again
+        with torch.no_grad():
+            for name, weights in before.items():
+                parameters[name].copy_(weights)
         raise
     return private
 
@@ -380,15 +384,13 @@ def _check_freezer(freeze: Freezer | None, data: Dataset[Any] | DataLoader[Any])
     """What the freezer releases beside the steps; refuses one that has learned from the private data unnoticed."""
     if freeze is None:
         return ()
-    events = check_freezer(freeze).events()
-    if not all(isinstance(event, budget.Gaussian | budget.Unprotected) for event in events):
-        raise InvalidValue(f"events() of {freeze!r} are Gaussian(...) or Unprotected(...), and not {events!r}")
+    made = releases.made_by(check_freezer(freeze))
     if any(shares_data(public, data) for public in freeze.public()):
         raise NotPrivate(
             f"{freeze!r} has learned from the private data set itself, or from a part of it: what is pruned would tell "
             "about it. Take public data, or say private=False, and nothing is private"
         )
-    return tuple(event for event in events if isinstance(event, budget.Gaussian))
+    return tuple(event for event in made.values() if isinstance(event, budget.Gaussian))
 
 
 def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
@@ -412,25 +414,28 @@ def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
 
 
 def _steps_within(private: Private, epsilon: float) -> int:
-    beside = tuple(event for event in private.freezer_events() if isinstance(event, budget.Gaussian))
-    return budget.steps(
-        epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant, after=beside
-    )
+    """How many steps these weights will have behind them when so much is spent."""
+    other = [event for event in private.freezer_events() if isinstance(event, budget.Gaussian)]
+    more = budget.steps(
+        epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant,
+        after=(*private.earlier.values(), *other),
+    )  # fmt: skip
+    return private._behind + more
 
 
 def _allowance(
     private: Private, ledger: budget.Ledger | budget.Allowance | str | Path, run: str | None
-) -> budget.Allowance:
-    """What the ledger admits of the plan; a run that it knows goes on with what it was admitted for."""
+) -> tuple[budget.Allowance, bool]:
+    """What the ledger admits of the plan, and whether that is new; a run that it knows goes on with what it has."""
     if isinstance(ledger, budget.Allowance):
-        return ledger
+        return ledger, False
     if private.steps is None:
         raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
     ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
     if run is not None and ledger.find(run) is not None:
-        return ledger.resume(run)
+        return ledger.resume(run), False
     plan = private.loader.poisson.event(private.noise_multiplier, private.steps)
-    return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded)
+    return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded), True
 
 
 def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

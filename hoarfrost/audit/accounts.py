@@ -57,8 +57,8 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
         name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
         # In a ledger of its own, everything is the folder's: also what was given up for an older checkpoint.
         # What a freezer released stands in it beside the run.
-        ours = [entry for entry in ledger.entries if own.exists() or entry.run.split(": ")[0] in run["runs"]]
-        named = [entry for entry in ours if entry.run in run["runs"]]
+        ours = [entry for entry in ledger.entries if own.exists() or entry.owner in run["runs"]]
+        named = [entry for entry in ours if not entry.beside]
         taken, reserved = int(run["steps_taken"]), sum(entry.reserved for entry in named)
         alarms = [f"the run took {taken} steps, and its ledger knows of {reserved}"] if reserved < taken else []
         alarms += _disagreements(ledger, stated, releases, ours)

@@ -95,7 +95,7 @@ def one_run(
         private.optimizer.expected_batch = rate * size
         if ledger is not None:
             books = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-            private.draw_on(admitted(run, books, what=f"audit of {recipe.name}"))
+            private.draw_on(admitted(run, books, what=f"audit of {recipe.name}"), new=True)
         before = _losses(private.model, birds, run.device)
         for _ in train(private, splits.test, device=run.device, scheduler=run.scheduler, evaluate_every=run.steps):
             pass

@@ -6,6 +6,7 @@ from hoarfrost.budget.accountant import privacy_filter as privacy_filter
 from hoarfrost.budget.allowance import Allowance as Allowance
 from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier
 from hoarfrost.budget.calibration import steps as steps
+from hoarfrost.budget.entry import beside as beside
 from hoarfrost.budget.events import Event as Event
 from hoarfrost.budget.events import Gaussian as Gaussian
 from hoarfrost.budget.events import Unprotected as Unprotected

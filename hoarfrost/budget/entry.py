@@ -9,6 +9,13 @@ from typing import Any
 
 from hoarfrost.budget.events import Gaussian
 
+BESIDE = " · freezing · "
+
+
+def beside(run: str, name: str) -> str:
+    """What a release is for that a run's freezer has made beside the steps."""
+    return f"{run}{BESIDE}{name}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -26,6 +33,16 @@ class Entry:
     reserved: int = 0
     committed: int = 0
     closed: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The run that it belongs to: itself, or the one whose freezer has made it."""
+        return self.what.partition(BESIDE)[0] if self.beside else self.run
+
+    @property
+    def beside(self) -> str:
+        """The name that a freezer's release has there; nothing for a run."""
+        return self.what.partition(BESIDE)[2]
 
     @property
     def spent(self) -> Gaussian:

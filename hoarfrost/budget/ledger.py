@@ -241,7 +241,7 @@ class Ledger:
         self.resume(run).close()
 
     @contextmanager
-    def release(self, event: Gaussian, what: str, *, run: str | None = None) -> Iterator[None]:
+    def release(self, event: Gaussian, what: str) -> Iterator[None]:
         """Pays for a single release (a metric, a threshold, a selection) that the block makes.
 
         >>> import tempfile
@@ -251,7 +251,7 @@ class Ledger:
         >>> ledger.entries[0].committed
         1
         """
-        allowance = self.admit(event, run=run, what=what, ahead=event.steps)
+        allowance = self.admit(event, what=what, ahead=event.steps)
         try:
             allowance.reserve()
             yield

@@ -48,6 +48,7 @@ class Layers(Freezer):
             raise InvalidValue("give one of step=, fraction=, epoch= and epsilon=")
         if self.first is not None:
             validate.positive(first=self.first)
+            validate.finite(first=self.first)
             if self.first >= 1 and self.first != int(self.first):
                 raise InvalidValue(f"first is a number of layers, or a share below 1, got {self.first}")
         if self.fraction is not None:

@@ -30,14 +30,15 @@ def _examples(data: Any) -> list[tuple[int, int]]:
         return _examples(data.dataset)
     if isinstance(data, Subset):
         whole = _examples(data.dataset)
-        return [whole[index] for index in data.indices]
+        # What holds more or less than it gives could give any of it under that number.
+        return [whole[index] for index in data.indices] if len(whole) == len(data.dataset) else whole  # type: ignore[arg-type]
     if isinstance(data, ConcatDataset):
         return [example for part in data.datasets for example in _examples(part)]
     if isinstance(data, TensorDataset):
         rows = data.tensors[0]
         step = rows.stride(0) * rows.element_size() if rows.dim() else 0
         return [(rows.data_ptr() + step * index, -1) for index in range(len(data))]
-    inner = [held for value in vars(data).values() for held in _held(value)]
+    inner = [held for value in getattr(data, "__dict__", {}).values() for held in _held(value)]
     if inner:
         return [example for part in inner for example in _examples(part)]
     return [(id(data), index) for index in range(len(data))]

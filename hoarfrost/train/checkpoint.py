@@ -18,6 +18,7 @@ from hoarfrost import budget, validate
 from hoarfrost.budget.events import from_dict, gaussian_from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
+from hoarfrost.freezing.releases import Releases
 from hoarfrost.private import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
@@ -33,7 +34,7 @@ class Checkpoint:
     steps_taken: int
     position: Mapping[str, int]  # of the sampler
     spent: Mapping[str, budget.Gaussian]  # by run
-    released: tuple[budget.Gaussian | budget.Unprotected, ...]  # by freezers, beside the steps
+    released: Releases  # by freezers, beside the steps
     ledger: Mapping[str, str] | None  # path, run, and head
     facts: Mapping[str, Any]  # what the caller of `save` added
     _freezer: str | None  # in words
@@ -64,7 +65,7 @@ class Checkpoint:
                 steps_taken=header["steps_taken"],
                 position=header["position"],
                 spent={run: gaussian_from_dict(event) for run, event in header["spent"].items()},
-                released=tuple(map(from_dict, header["released"])),
+                released={name: from_dict(event) for name, event in header["released"].items()},
                 ledger=header["ledger"],
                 facts=header["facts"],
                 _freezer=header["freezer"],
@@ -155,7 +156,7 @@ def save(
         "steps_taken": private.steps_taken,
         "position": private.loader.state_dict(),
         "spent": {run: event.as_dict() for run, event in private.spent().items()},
-        "released": [event.as_dict() for event in private.freezer_events()],
+        "released": {name: event.as_dict() for name, event in private.freezer_releases().items()},
         "ledger": _ledger(private),
         "freezer": None if switch is None else repr(switch.freezer),
         "shares": float(private.steps_taken) if switch is None else switch.shares,

@@ -57,8 +57,11 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     for override in overrides:
         _set(given, override)
         _set(said, override)
-    for keys in (("data", "path"), ("freeze", "reference"), ("freeze", "also", "reference")):
-        _anchor_path(keys, given, said, found, root)
+    _anchor_path(("data", "path"), given, said, found, root)
+    freezer: tuple[str, ...] = ("freeze",)
+    while _table(given, freezer):
+        _anchor_path((*freezer, "reference"), given, said, found, root)
+        freezer += ("also",)
     try:
         return Recipe.model_validate(given)
     except ValidationError as error:
@@ -190,7 +193,7 @@ def _set(given: dict[str, Any], override: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise InvalidValue(line(f"--set {override}: {name} is a value, not a table"))
-    for alternatives in ALTERNATIVES.get(".".join(tables), ()):
+    for alternatives in ALTERNATIVES.get(".".join(name for name in tables if name != "also"), ()):
         if last in alternatives:
             for other in alternatives:
                 table.pop(other, None)

@@ -12,6 +12,7 @@ import torch
 from hoarfrost import budget
 from hoarfrost.budget._journal import Head
 from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.freezing import releases
 from hoarfrost.train import fingerprint
 from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
@@ -81,6 +82,9 @@ def prepared(
     private = run.private
     behind = spent_in(folder, saved, ledger)
     same_charge = DATA not in changed and (private.noise_multiplier, private.sample_rate) == (noise, rate)
+    released = releases.together(private.freezer_releases(), saved.released)
+    if recipe.privacy.epsilon is not None and set(released) != set(saved.released):
+        same_charge = False  # the noise was not calibrated for what this freezer releases
     entry = ledger.find(old)
     goes_on = entry is not None and same_charge and not entry.closed
     rest = run.steps - saved.steps_taken
@@ -90,9 +94,11 @@ def prepared(
         if recipe.privacy.epsilon is not None and same_charge:
             rest = min(rest, _left_of_the_plan(run, behind))
         elif recipe.privacy.epsilon is not None:
-            released = [e for e in (*private.freezer_events(), *saved.released) if isinstance(e, budget.Gaussian)]
-            more = _noise_for_the_rest(recipe, private.sample_rate, rest, (*behind.values(), *released))
-            run = prepare(recipe, device, noise_multiplier=more, splits=run.splits)
+            protected = [event for event in released.values() if isinstance(event, budget.Gaussian)]
+            more = _noise_for_the_rest(recipe, private.sample_rate, rest, (*behind.values(), *protected))
+            switch = private.optimizer.switch
+            freezer = None if switch is None else switch.freezer
+            run = prepare(recipe, device, noise_multiplier=more, splits=run.splits, freezer=freezer)
             private = run.private
     # What does not fit is refused here, before the ledger changes; and what was lost counts, whatever follows.
     saved.restore(private, run.scheduler, also=behind)
@@ -103,7 +109,7 @@ def prepared(
             if (other := ledger.find(name)) is not None and not other.closed:
                 ledger.close(name)
     else:
-        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others))
+        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others), new=True)
     spent = {**saved.spent, **behind}
     private.restore(steps_taken=saved.steps_taken, position=saved.position, spent=spent, released=saved.released)
     return run
@@ -113,7 +119,8 @@ def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> dic
     """What was ever spent in a run folder, by run: also on weights that were given up for an older checkpoint's."""
     ours = {*saved.spent, *runs_of(folder.path)}
     own = ledger.path.resolve().parent == folder.path.resolve()
-    known = {entry.run: entry.spent for entry in ledger.entries if own or entry.run in ours}
+    steps = [entry for entry in ledger.entries if not entry.beside]
+    known = {entry.run: entry.spent for entry in steps if own or entry.run in ours}
     return {**saved.spent, **known}
 
 

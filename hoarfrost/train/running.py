@@ -102,14 +102,14 @@ def run(
         prepared = prepare(recipe, device_for(device))
         if ledger is not None:
             shared = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-            prepared.private.draw_on(admitted(prepared, shared))
+            prepared.private.draw_on(admitted(prepared, shared), new=True)
         records = Records(prepared, folder)
 
         def begin(stack: ExitStack) -> None:
             folder.create()
             stack.enter_context(folder.locked())
             if ledger is None:
-                prepared.private.draw_on(admitted(prepared, _own_ledger(prepared, folder)))
+                prepared.private.draw_on(admitted(prepared, _own_ledger(prepared, folder)), new=True)
             records.open()
 
         return _run(prepared, records, progress or Progress(), begin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -365,3 +366,46 @@ def test_a_calibrated_run_that_was_closed_by_hand_has_the_rest_of_its_plan(kille
     result = resume(folder)
     assert sum(event.steps for event in result.statement.releases) == 7
     assert result.statement.epsilon <= 2.0
+
+
+def test_what_is_shown_of_a_resumed_run_counts_every_step_once(killed: Callable[..., Path]) -> None:
+    shown = []
+
+    class Looks(Progress):
+        def start(self, plan: Any) -> None:
+            shown.extend([plan.epsilon, plan.epsilon_so_far()])
+
+    privacy = {"epsilon": 2.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 7}
+    result = resume(killed(5, loop__checkpoint_every=5, privacy=privacy), progress=Looks())
+    assert shown[0] == pytest.approx(result.statement.epsilon)
+    assert 0 < shown[1] <= result.statement.epsilon
+
+
+NOT_PRIVATE = {"kind": "pruned", "keep": 0.5, "public": "digits", "private": False, "epochs": 1}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_freezer_s_release_is_no_run_and_is_booked_once(
+    killed: Callable[..., Path], tmp_path: Path, shared: bool
+) -> None:
+    ledger = Ledger.create(tmp_path / "shared.jsonl", epsilon=None, delta=1e-4, seeded=True) if shared else None
+    privacy = {"epsilon": 2.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 7}
+    folder = killed(3, ledger, freeze=NOT_PRIVATE, privacy=privacy)
+    result = resume(folder, overrides=["privacy.steps=9"], accept=["privacy.steps"], ledger=ledger)
+    assert result.statement.epsilon == math.inf
+    text = (folder / "budget.txt").read_text()
+    assert text.count("the pruning mask") == 2  # in the first line, and among the releases
+    assert [
+        entry.beside != "" for entry in Ledger(tmp_path / "shared.jsonl" if shared else folder / "ledger.jsonl").entries
+    ] == [False, True, False]
+    assert books(folder).passed
+
+
+def test_layers_that_rest_from_an_epsilon_on_count_what_was_spent_before(killed: Callable[..., Path]) -> None:
+    privacy = {"epsilon": 3.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 20}
+    folder = killed(
+        16, loop__checkpoint_every=1, privacy=privacy, freeze={"kind": "layers", "first": 1.0, "epsilon": 2.85}
+    )
+    result = resume(folder, overrides=["privacy.epsilon=3.5"], accept=["privacy.epsilon"])
+    assert result.status == "completed"
+    assert 0.7 < facts(folder, "run.json")["density"] < 1

@@ -1,0 +1,49 @@
+"""What freezers release beside the steps: known by its name to a run, its checkpoints and its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from hoarfrost import budget
+from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing.base import Freezer
+
+Release = budget.Gaussian | budget.Unprotected
+Releases = Mapping[str, Release]
+
+
+def made_by(freezer: Freezer) -> dict[str, Release]:
+    """What the freezer has released, by names that the same freezer gives again."""
+    events = tuple(freezer.events())
+    if not all(isinstance(event, Release) for event in events):
+        raise InvalidValue(f"events() of {freezer!r} are Gaussian(...) or Unprotected(...), and not {events!r}")
+    return {f"{freezer!r} {number}": event for number, event in enumerate(events, 1)}
+
+
+def together(one: Releases, other: Releases) -> dict[str, Release]:
+    """What two accounts tell: the same thing under the same name is one release."""
+    found = dict(one)
+    for name, event in other.items():
+        while name in found and budget.as_gaussian(found[name]) != budget.as_gaussian(event):
+            name += "'"
+        found.setdefault(name, event)
+    return found
+
+
+def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, Release]:
+    """What a ledger holds of these runs' freezers. What was admitted and never reserved was not released."""
+    ours = [entry for entry in ledger.entries if entry.beside and entry.owner in runs and entry.reserved]
+    found: dict[str, Release] = {}
+    for entry in ours:
+        found = together(found, {entry.beside: entry.event})
+    return found
+
+
+def book(allowance: budget.Allowance, runs: Collection[str], releases: Releases) -> None:
+    """Pays for what the ledger does not hold yet, beside the allowance's run."""
+    paid = booked(allowance.ledger, runs)
+    for name, event in releases.items():
+        cost = budget.as_gaussian(event)
+        if cost.steps > 0 and paid.get(name) != cost:
+            with allowance.ledger.release(cost, what=budget.beside(allowance.run, name)):
+                pass

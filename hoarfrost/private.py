@@ -173,9 +173,8 @@ class Private:
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
         runs = {allowance.run, *self.spent()}
-        self.released = releases.together(
-            self.released, releases.booked(allowance.ledger, runs)
-        )  # a crash may know more
+        known = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
+        self.released = releases.together(self.released, known)
         releases.book(allowance, runs, self.freezer_releases())
         own = self.earlier.pop(allowance.run, None)  # restored before it was known that this is the same run
         self._charged = max(self._charged, own.steps if own else 0)

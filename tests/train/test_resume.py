@@ -404,8 +404,10 @@ def test_a_freezer_s_release_is_no_run_and_is_booked_once(
 def test_layers_that_rest_from_an_epsilon_on_count_what_was_spent_before(killed: Callable[..., Path]) -> None:
     privacy = {"epsilon": 3.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 20}
     folder = killed(
-        16, loop__checkpoint_every=1, privacy=privacy, freeze={"kind": "layers", "first": 1.0, "epsilon": 2.85}
+        16, loop__checkpoint_every=1, privacy=privacy, freeze={"kind": "layers", "first": 1.0, "epsilon": 2.95}
     )
-    result = resume(folder, overrides=["privacy.epsilon=3.5"], accept=["privacy.epsilon"])
+    changes = {"privacy.epsilon": 6.0, "freeze.epsilon": 4.5}
+    result = resume(folder, overrides=[f"{key}={value}" for key, value in changes.items()], accept=list(changes))
     assert result.status == "completed"
-    assert 0.7 < facts(folder, "run.json")["density"] < 1
+    frozen = (1 - facts(folder, "run.json")["density"]) * 20 / (520 / 610)  # steps in which the first layer rested
+    assert 0 < round(frozen, 3) < 5  # of those 5 that were left: not at once, as if nothing had been spent

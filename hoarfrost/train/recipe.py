@@ -407,6 +407,6 @@ class Recipe(Table):
 # Keys that say one thing in different ways: setting one of them replaces the others.
 ALTERNATIVES: dict[str, tuple[tuple[str, ...], ...]] = {
     "data": (("name", "path"),),
-    "freeze": (("public", "reference"),),
+    "freeze": (("public", "reference"), ("first", "names", "train"), ("step", "fraction", "epoch", "epsilon")),
     "privacy": (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps")),
 }

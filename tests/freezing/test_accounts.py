@@ -511,6 +511,8 @@ def test_a_recipe_prunes_by_weights_in_a_file(tmp_path: Path) -> None:
     both = ["freeze.kind=layers", "freeze.also.kind=pruned", "freeze.also.keep=0.5", "freeze.also.public=digits"]
     replaced = read_recipe("digits", [*both, "freeze.also.reference=w"])
     assert replaced.freeze.also.public is None
+    begins = read_recipe("digits", ["freeze.kind=layers", "freeze.step=3", "freeze.epsilon=1"]).freeze
+    assert (begins.step, begins.epsilon) == (None, 1.0)
     with pytest.raises(InvalidValue, match="either public or reference"):
         read_recipe("digits", ["freeze.kind=pruned", "freeze.keep=0.5"])
     (tmp_path / "w.safetensors").write_bytes(b"no weights")

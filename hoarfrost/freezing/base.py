@@ -26,9 +26,7 @@ class Facts:
     steps: int | None  # that the run is planned for
     sample_rate: float
     steps_within: Callable[[float], int]  # how many steps an epsilon pays for
-    ordered: bool = (
-        True  # whether the layers' order is known: before the model has run, it is the one they are listed in
-    )
+    ordered: bool = True  # False before the model has run: then the layers are as it lists them
 
     def epoch_of(self, step: int) -> int:
         """The epoch that a step belongs to, both counted from 0."""

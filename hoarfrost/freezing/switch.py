@@ -85,7 +85,7 @@ class Switch:
         else:
             self._start()
         self.shares = shares
-        self._key = _NEVER
+        self._facts, self._key = None, _NEVER  # when so much is spent, say, is another step now
 
     def apply(self) -> None:
         """Sees to it that what is live now is what shall be live in the coming step."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hoarfrost.audit.result import Audit
-from hoarfrost.budget import Gaussian, Ledger, Unprotected, as_gaussian, epsilon
+from hoarfrost.budget import Gaussian, Ledger, Release, as_gaussian, epsilon
 from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
@@ -80,7 +80,7 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
 
 
 def _disagreements(
-    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Gaussian | Unprotected, ...], ours: list[Entry]
+    ledger: Ledger, stated: Mapping[str, Any], releases: tuple[Release, ...], ours: list[Entry]
 ) -> Iterator[str]:
     if stated["ledger_head"] is not None:
         try:

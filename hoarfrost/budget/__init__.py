@@ -9,6 +9,7 @@ from hoarfrost.budget.calibration import steps as steps
 from hoarfrost.budget.entry import beside as beside
 from hoarfrost.budget.events import Event as Event
 from hoarfrost.budget.events import Gaussian as Gaussian
+from hoarfrost.budget.events import Release as Release
 from hoarfrost.budget.events import Unprotected as Unprotected
 from hoarfrost.budget.events import as_gaussian as as_gaussian
 from hoarfrost.budget.key import make_key as make_key

@@ -106,10 +106,12 @@ class Unprotected:
         return f"{self.what}, taken from the private data without noise"
 
 
-KINDS: dict[str, type[Gaussian | Unprotected]] = {"gaussian": Gaussian, "unprotected": Unprotected}
+Release = Gaussian | Unprotected
+
+KINDS: dict[str, type[Release]] = {"gaussian": Gaussian, "unprotected": Unprotected}
 
 
-def from_dict(facts: Mapping[str, Any]) -> Gaussian | Unprotected:
+def from_dict(facts: Mapping[str, Any]) -> Release:
     """The release that `as_dict` described.
 
     >>> from_dict(Gaussian(noise_multiplier=1.5).as_dict())
@@ -130,7 +132,7 @@ def gaussian_from_dict(facts: Mapping[str, Any]) -> Gaussian:
     return event
 
 
-def as_gaussian(event: Gaussian | Unprotected) -> Gaussian:
+def as_gaussian(event: Release) -> Gaussian:
     """The release as a ledger books it: what was not protected had no noise.
 
     >>> as_gaussian(Unprotected("the pruning mask"))

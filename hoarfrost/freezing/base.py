@@ -98,7 +98,7 @@ class Freezer(ABC):
         """For a run of its own: itself, or a copy if it keeps something from `start` on."""
         return self
 
-    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
+    def events(self) -> tuple[budget.Release, ...]:
         """Releases of its own, those behind a loaded state too. A schedule that ignores the data makes none.
 
         They are charged before the first step, and the noise of the steps is calibrated for what they leave.
@@ -169,7 +169,7 @@ class Both(Freezer):
         for n, part in enumerate(self.parts):
             part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
 
-    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
+    def events(self) -> tuple[budget.Release, ...]:
         return tuple(event for part in self.parts for event in part.events())
 
     def public(self) -> tuple[object, ...]:

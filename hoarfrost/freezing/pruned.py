@@ -86,7 +86,7 @@ class Pruned(Fixed):
                 if name in masks:
                     weight.mul_(masks[name])
 
-    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
+    def events(self) -> tuple[budget.Release, ...]:
         return () if self.private else (budget.Unprotected("the pruning mask"),)
 
     def public(self) -> tuple[object, ...]:

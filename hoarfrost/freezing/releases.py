@@ -8,19 +8,18 @@ from hoarfrost import budget
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Freezer
 
-Release = budget.Gaussian | budget.Unprotected
-Releases = Mapping[str, Release]
+Releases = Mapping[str, budget.Release]
 
 
-def made_by(freezer: Freezer) -> dict[str, Release]:
+def made_by(freezer: Freezer) -> dict[str, budget.Release]:
     """What the freezer has released, by names that the same freezer gives again."""
     events = tuple(freezer.events())
-    if not all(isinstance(event, Release) for event in events):
+    if not all(isinstance(event, budget.Release) for event in events):
         raise InvalidValue(f"events() of {freezer!r} are Gaussian(...) or Unprotected(...), and not {events!r}")
     return {f"{freezer!r} {number}": event for number, event in enumerate(events, 1)}
 
 
-def together(one: Releases, other: Releases) -> dict[str, Release]:
+def together(one: Releases, other: Releases) -> dict[str, budget.Release]:
     """What two accounts tell: the same thing under the same name is one release."""
     found = dict(one)
     for name, event in other.items():
@@ -30,10 +29,10 @@ def together(one: Releases, other: Releases) -> dict[str, Release]:
     return found
 
 
-def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, Release]:
+def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, budget.Release]:
     """What a ledger holds of these runs' freezers. What was admitted and never reserved was not released."""
     ours = [entry for entry in ledger.entries if entry.beside and entry.owner in runs and entry.reserved]
-    found: dict[str, Release] = {}
+    found: dict[str, budget.Release] = {}
     for entry in ours:
         found = together(found, {entry.beside: entry.event})
     return found

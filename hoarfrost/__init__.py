@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from hoarfrost import freezing as freeze
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
     from hoarfrost.gradients.independence import check_independence as check_independence
-    from hoarfrost.private import Private as Private
     from hoarfrost.private import make_private as make_private
+    from hoarfrost.run import Private as Private
 
 __version__ = "0.1.0"
 __all__ = ["Private", "audit", "budget", "check_independence", "clip", "freeze", "make_compatible", "make_private"]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
 _WHERE = {
-    "Private": "hoarfrost.private",
+    "Private": "hoarfrost.run",
     "audit": "hoarfrost.audit",
     "budget": "hoarfrost.budget",
     "check_independence": "hoarfrost.gradients.independence",

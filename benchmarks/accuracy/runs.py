@@ -14,7 +14,7 @@ from benchmarks.accuracy.experiments import DENSE, SEEDS, Branches, Runs
 from hoarfrost import budget
 from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
-from hoarfrost.private import Private
+from hoarfrost.run import Private
 from hoarfrost.train import Recipe, read_recipe, sources
 from hoarfrost.train.loop import evaluate, train
 from hoarfrost.train.networks import build

@@ -19,7 +19,7 @@ from hoarfrost.budget.events import from_dict, gaussian_from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
 from hoarfrost.freezing.releases import Releases
-from hoarfrost.private import Private, check_finite
+from hoarfrost.run import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
 FORMAT = 3

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from hoarfrost.private import Private
+from hoarfrost.run import Private
 
 TEST_BATCH = 1024
 

@@ -16,7 +16,8 @@ from hoarfrost import budget, data
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
-from hoarfrost.private import Private, make_private
+from hoarfrost.private import make_private
+from hoarfrost.run import Private
 from hoarfrost.train import fingerprint, freezers, networks, optimizers, sources, words
 from hoarfrost.train.progress import Plan
 from hoarfrost.train.recipe import LocalClip, Recipe

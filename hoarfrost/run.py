@@ -1,0 +1,236 @@
+"""A private run: the parts it is made of, and what it has spent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost import budget, validate
+from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue
+from hoarfrost.freezing import releases
+from hoarfrost.freezing.releases import Releases
+from hoarfrost.optim import PrivateOptimizer
+from hoarfrost.sampling import PoissonLoader
+
+
+@dataclass
+class Private:
+    """What `make_private` returns: unpacks into model, optimizer and loader, and knows what was spent."""
+
+    model: nn.Module
+    optimizer: PrivateOptimizer
+    loader: PoissonLoader
+    delta: float
+    accountant: budget.Accountant
+    steps: int | None  # planned in all; None without a limit
+    calibrated: bool = False  # the noise was chosen for so many steps, and no more
+    allowance: budget.Allowance | None = None  # what the ledger admitted
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    steps_taken: int = 0  # that these weights have behind them
+    earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
+    released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
+    _charged: int = 0  # of this run, on any weights
+    _behind: int = 0  # steps that other runs took on these weights
+    _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
+
+    def __post_init__(self) -> None:
+        self._planned = self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.optimizer, self.loader))
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity."""
+        return self.optimizer.noise_multiplier
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability with which each example takes part in a step."""
+        return self.loader.poisson.sample_rate
+
+    @property
+    def expected_batch(self) -> float:
+        """What every clipped sum is divided by: a public constant."""
+        return self.loader.poisson.expected_batch
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise and sampling can be drawn again by whoever knows the seed: then nothing may be released."""
+        return self.optimizer.noise.seeded
+
+    @property
+    def charged(self) -> int:
+        """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
+        return self._charged if self.allowance is None else max(self._charged, self.allowance.entry.reserved)
+
+    def spent(self) -> dict[str, budget.Gaussian]:
+        """What these weights cost so far, by run."""
+        return {**self.earlier, self.run: self.loader.poisson.event(self.noise_multiplier, self.charged)}
+
+    def events(self) -> tuple[budget.Event, ...]:
+        """The releases made so far."""
+        return (*self.spent().values(), *self.freezer_events())
+
+    def freezer_releases(self) -> Releases:
+        """What freezers released beside the steps: this one, and others that these weights have behind them."""
+        switch = self.optimizer.switch
+        return releases.together({} if switch is None else releases.made_by(switch.freezer), self.released)
+
+    def freezer_events(self) -> tuple[budget.Event, ...]:
+        """The same without their names."""
+        return tuple(self.freezer_releases().values())
+
+    def epsilon(self) -> float:
+        """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
+
+        Guarantees:
+            An upper bound for everything the optimizer has released, for data sets that differ in one example that is
+            in one and not in the other. Restoring earlier weights does not lower it.
+        """
+        return budget.epsilon(self.events(), self.delta, self.accountant)
+
+    def statement(self) -> budget.Statement:
+        """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
+        return budget.Statement.of(self.events(), self.delta, self.accountant, seeded=self.seeded)
+
+    def restore(
+        self,
+        *,
+        steps_taken: int,
+        position: Mapping[str, int],
+        spent: Mapping[str, budget.Gaussian],
+        released: Releases | None = None,
+    ) -> None:
+        """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
+
+        Args:
+            released: what freezers have released for them, beside the steps, by name.
+
+        Guarantees:
+            Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
+            object's and by the ledger's counts. A seeded run goes on with noise that it has not used. Steps that were
+            released and lost are not taken again if the noise was calibrated for just so many, or if the ledger's
+            budget does not allow it: then `steps` becomes as many as can be.
+        """
+        validate.count(steps_taken=steps_taken)
+        self.loader.load_state_dict(dict(position))
+        self.steps_taken = steps_taken
+        self.released = releases.together(self.released, released or {})
+        known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
+        step = self.loader.poisson.event(self.noise_multiplier, 1)
+        for run, event in spent.items():
+            if run == self.run and replace(event, steps=1) == step:
+                self._charged = max(self._charged, event.steps)
+                continue
+            # A run is known by its name and by what its steps were: another noise under the same name is another run.
+            name = f"{run} ({event.noise_multiplier:g}, {event.sample_rate:g})" if run == self.run else run
+            while name in self.earlier and replace(self.earlier[name], steps=1) != replace(event, steps=1):
+                name += "'"
+            accounts = [event, self.earlier.get(name, event), known.get(run, event)]
+            same = [account for account in accounts if replace(account, steps=1) == replace(event, steps=1)]
+            self.earlier[name] = max(same, key=lambda account: account.steps)
+        self._behind = max(0, steps_taken - self.charged)
+        self._skip_used_noise()
+        if self._planned is not None:
+            self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
+            self.loader.steps = self.steps
+
+    def draw_on(self, allowance: budget.Allowance, *, new: bool = False) -> None:
+        """From now on every step is paid for out of what a ledger admitted for it, and so is what freezers release.
+
+        Args:
+            new: it was admitted just now: if it cannot be used, it is given back.
+        """
+        try:
+            self._draw_on(allowance)
+        except BaseException:
+            if new:
+                allowance.close()
+            raise
+
+    def _draw_on(self, allowance: budget.Allowance) -> None:
+        plan = self.loader.poisson.event(self.noise_multiplier, allowance.entry.event.steps)
+        if allowance.entry.event != plan or allowance.entry.seeded != self.seeded:
+            raise InvalidValue(
+                f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
+                f"than these ({plan}). Give another run=, and it is charged as what it is"
+            )
+        runs = {allowance.run, *self.spent()}
+        known = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
+        self.released = releases.together(self.released, known)
+        releases.book(allowance, runs, self.freezer_releases())
+        own = self.earlier.pop(allowance.run, None)  # restored before it was known that this is the same run
+        self._charged = max(self._charged, own.steps if own else 0)
+        self.allowance, self.run = allowance, allowance.run
+        self._skip_used_noise()
+        if self.steps is not None:
+            self.steps = self.loader.steps = min(self.steps, self.steps_taken + allowance.left)
+
+    def _skip_used_noise(self) -> None:
+        """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
+        if self.seeded:
+            behind = sum(event.steps for event in self.spent().values())
+            self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
+
+    def _affordable(self, wanted: int) -> int:
+        """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
+        if self.allowance is None:
+            assert self._planned is not None
+            charged = sum(event.steps for event in self.spent().values())
+            return max(0, min(wanted, self._planned - charged)) if self.calibrated else wanted
+        missing = wanted - self.allowance.left
+        if missing > 0 and not self.calibrated:
+            possible = self.allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
+            more = missing if possible is None else min(missing, possible)
+            if more > 0:
+                self.allowance.extend(more)
+        return min(wanted, self.allowance.left)
+
+    def _begin(self) -> None:
+        """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
+        check_finite(self.model, self.steps_taken)
+        if self.allowance is not None:
+            self.allowance.reserve()
+
+    def _charge(self) -> None:
+        if self.steps is not None and self.steps_taken >= self.steps:
+            raise BudgetSpent(
+                f"all {self.steps} steps that this run was planned for are taken; plan more with steps= or epochs= in "
+                "make_private, which calibrates the noise for them."
+            )
+        self.steps_taken += 1
+        self._charged += 1
+
+    def _settle(self) -> None:
+        if self.allowance is not None:
+            self.allowance.commit()
+
+
+@torch.no_grad()
+def check_finite(model: nn.Module, steps_taken: int) -> None:
+    """Refuses weights that are not numbers any more."""
+    sums = [p.sum() for p in model.parameters()]
+    if all(bool(each.isfinite().all()) for each in _by_device(sums)):
+        return
+    # A sum may overflow where no weight has: what is fast is asked first, and what is exact if need be.
+    broken = [name for name, p in model.named_parameters() if not p.isfinite().all()]
+    if broken:
+        raise Diverged(
+            f"after {steps_taken} steps the weights are no longer finite numbers ({', '.join(broken[:3])}"
+            f"{', ...' if len(broken) > 3 else ''}): training has diverged, and further steps would spend budget on "
+            "nothing. Go on from an earlier checkpoint with a smaller learning rate"
+        )
+
+
+def _by_device(scalars: Sequence[Tensor]) -> list[Tensor]:
+    """Stacked, so that each device is asked once."""
+    devices: dict[torch.device, list[Tensor]] = {}
+    for scalar in scalars:
+        devices.setdefault(scalar.device, []).append(scalar.float())
+    return [torch.stack(each) for each in devices.values()]

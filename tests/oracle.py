@@ -6,9 +6,12 @@ One example at a time, plain autograd on a plain model, no cleverness.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
+from hashlib import sha256
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from hoarfrost.nested import map_tensors
@@ -66,3 +69,24 @@ def _rows(batch: Any, dim: int) -> int:
     sizes: list[int] = []
     map_tensors(lambda t: sizes.append(t.shape[0 if t.dim() == 1 else dim]), batch)
     return sizes[0]
+
+
+def largest(weights: dict[str, Tensor], share: float, *, together: bool) -> dict[str, Tensor]:
+    """Which elements are among the largest in magnitude, of each tensor or of all of them; no two may be equal."""
+    groups = [list(weights)] if together else [[name] for name in weights]
+    masks = {name: torch.zeros(weight.shape, dtype=torch.bool) for name, weight in weights.items()}
+    for group in groups:
+        places = [(abs(float(v)), name, k) for name in group for k, v in enumerate(weights[name].flatten())]
+        for _, name, k in sorted(places, reverse=True)[: round(Fraction(str(share)) * len(places))]:
+            masks[name].view(-1)[k] = True
+    return masks
+
+
+def public_words(phrase: str, draw: int, number: int) -> list[int]:
+    """32-bit numbers, least byte first, from the blocks that AES-256 makes of draw, 0, and each block's number."""
+    cipher = Cipher(algorithms.AES(sha256(phrase.encode()).digest()), modes.ECB()).encryptor()
+    words: list[int] = []
+    for block in range((number + 3) // 4):
+        made = cipher.update(draw.to_bytes(8, "big") + bytes(4) + block.to_bytes(4, "big"))
+        words += [int.from_bytes(made[k : k + 4], "little") for k in range(0, 16, 4)]
+    return words[:number]

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hoarfrost import freezing
 from hoarfrost.errors import InvalidValue
+from hoarfrost.freezing import Layers, Random
+from hoarfrost.freezing.base import Both
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train.loop import Average
+from hoarfrost.train.prepare import prepare
 from tests.train.recipes import tiny
 from tests.train.test_resume import Dies
 
@@ -124,3 +128,49 @@ def test_the_share_that_rests_grows_as_the_paper_says() -> None:
         live = [1 - freezing.Random(rate=0.9, cooling=cooling).rate_in(epoch) for epoch in range(epochs)]
         assert sum(live) / epochs == pytest.approx(density)
         assert (live[0], live[cooling - 1], live[-1]) == pytest.approx((1.0, 0.1, 0.1))
+
+
+def test_a_recipe_composes_freezers() -> None:
+    changes = ["freeze.kind=layers", "freeze.step=3", "freeze.also.kind=random", "freeze.also.rate=0.5"]
+    recipe = read_recipe("digits", changes)
+    freezer = prepare(recipe, torch.device("cpu")).private.optimizer.switch.freezer
+    assert isinstance(freezer, Both)
+    assert repr(freezer) == repr(Layers(step=3) & Random(0.5))
+
+
+def test_a_composed_recipe_can_be_written_and_read(tmp_path: Path) -> None:
+    changes = ["freeze.kind=layers", "freeze.also.kind=random", "freeze.also.rate=0.5"]
+    (tmp_path / "a.toml").write_text(to_toml(recipe := read_recipe("digits", changes)))
+    assert read_recipe(tmp_path / "a.toml") == recipe
+    with pytest.raises(InvalidValue, match=r"unknown key freeze.also.rat; did you mean rate\?"):
+        read_recipe("digits", ["freeze.kind=layers", "freeze.also.kind=random", "freeze.also.rat=0.5"])
+
+
+def test_a_recipe_prunes_by_weights_in_a_file(tmp_path: Path) -> None:
+    plain = read_recipe("digits")
+    model = prepare(plain, torch.device("cpu")).private.model
+    save_file({name: torch.randn_like(value) for name, value in model.state_dict().items()}, tmp_path / "w.safetensors")
+    changes = ["freeze.kind=pruned", "freeze.keep=0.25", f"freeze.reference={tmp_path}/w.safetensors"]
+    run = prepare(read_recipe("digits", changes), torch.device("cpu"))
+    pruned = [p for p in run.private.model.parameters() if p.dim() > 1]
+    assert all(abs((p == 0).float().mean() - 0.75) < 0.01 for p in pruned)
+
+    (tmp_path / "there").mkdir()
+    text = to_toml(plain) + '[freeze]\nkind = "pruned"\nkeep = 0.5\nreference = "../w.safetensors"\n'
+    (tmp_path / "there" / "a.toml").write_text(text)
+    with pytest.raises(InvalidValue, match=r"freeze\.reference .* lies outside"):
+        read_recipe(tmp_path / "there" / "a.toml")
+    deeper = text.replace("[freeze]", '[freeze]\nkind = "layers"\n[freeze.also]\nkind = "layers"\n[freeze.also.also]')
+    (tmp_path / "there" / "a.toml").write_text(deeper)
+    with pytest.raises(InvalidValue, match=r"freeze\.also\.also\.reference .* lies outside"):
+        read_recipe(tmp_path / "there" / "a.toml")
+    both = ["freeze.kind=layers", "freeze.also.kind=pruned", "freeze.also.keep=0.5", "freeze.also.public=digits"]
+    replaced = read_recipe("digits", [*both, "freeze.also.reference=w"])
+    assert replaced.freeze.also.public is None
+    begins = read_recipe("digits", ["freeze.kind=layers", "freeze.step=3", "freeze.epsilon=1"]).freeze
+    assert (begins.step, begins.epsilon) == (None, 1.0)
+    with pytest.raises(InvalidValue, match="either public or reference"):
+        read_recipe("digits", ["freeze.kind=pruned", "freeze.keep=0.5"])
+    (tmp_path / "w.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InvalidValue, match=r"cannot read freeze\.reference"):
+        prepare(read_recipe("digits", changes), torch.device("cpu"))

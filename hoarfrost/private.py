@@ -133,7 +133,7 @@ def make_private(
         expected_batch=loader.poisson.expected_batch, charge=lambda: private._charge(),
         settle=lambda: private._settle(),
     )  # fmt: skip
-    private = Private(model, private_optimizer, loader, delta, accountant, steps, calibrated=epsilon is not None)
+    private = Private(model, private_optimizer, loader, delta, accountant, steps, target=epsilon)
     loader.on_batch = private._begin
     if run is not None:
         private.run = run

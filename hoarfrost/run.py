@@ -28,7 +28,7 @@ class Private:
     delta: float
     accountant: budget.Accountant
     steps: int | None  # planned in all; None without a limit
-    calibrated: bool = False  # the noise was chosen for so many steps, and no more
+    target: float | None = None  # the epsilon that the noise was chosen for
     allowance: budget.Allowance | None = None  # what the ledger admitted
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     steps_taken: int = 0  # that these weights have behind them
@@ -114,9 +114,9 @@ class Private:
 
         Guarantees:
             Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
-            object's and by the ledger's counts. A seeded run goes on with noise that it has not used. Steps that were
-            released and lost are not taken again if the noise was calibrated for just so many, or if the ledger's
-            budget does not allow it: then `steps` becomes as many as can be.
+            object's and by the ledger's counts. A seeded run goes on with noise that it has not used. If the noise was
+            calibrated for an epsilon, or the ledger's budget does not allow more, `steps` becomes as many as can be:
+            steps that were released and lost are not taken again, and what others spent on these weights counts.
         """
         validate.count(steps_taken=steps_taken)
         self.loader.load_state_dict(dict(position))
@@ -170,7 +170,8 @@ class Private:
         self.allowance, self.run = allowance, allowance.run
         self._skip_used_noise()
         if self.steps is not None:
-            self.steps = self.loader.steps = min(self.steps, self.steps_taken + allowance.left)
+            wanted = self._within_target(self.steps - self.steps_taken)
+            self.steps = self.loader.steps = self.steps_taken + min(wanted, allowance.left)
 
     def _skip_used_noise(self) -> None:
         """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
@@ -180,17 +181,35 @@ class Private:
 
     def _affordable(self, wanted: int) -> int:
         """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
+        wanted = self._within_target(wanted)
         if self.allowance is None:
-            assert self._planned is not None
-            charged = sum(event.steps for event in self.spent().values())
-            return max(0, min(wanted, self._planned - charged)) if self.calibrated else wanted
+            return wanted
         missing = wanted - self.allowance.left
-        if missing > 0 and not self.calibrated:
+        if missing > 0 and self.target is None:
             possible = self.allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
             more = missing if possible is None else min(missing, possible)
             if more > 0:
                 self.allowance.extend(more)
         return min(wanted, self.allowance.left)
+
+    def _within_target(self, wanted: int) -> int:
+        """How many of so many further steps stay within the epsilon that the noise was chosen for."""
+        if self.target is None or any(isinstance(event, budget.Unprotected) for event in self.freezer_events()):
+            return wanted  # it was never promised, or is gone
+        if self.allowance is None:
+            assert self._planned is not None
+            wanted = max(0, min(wanted, self._planned - sum(event.steps for event in self.spent().values())))
+        step = self.loader.poisson.event(self.noise_multiplier, 1)
+        if not self.freezer_events() and all(replace(event, steps=1) == step for event in self.earlier.values()):
+            return wanted  # the plan's own steps and no others
+        other = (*self.earlier.values(), *self.freezer_events())
+        planned = replace(step, steps=self.charged + wanted)
+        if wanted <= 0 or budget.epsilon((*other, planned), self.delta, self.accountant) <= self.target:
+            return wanted
+        most = budget.steps(
+            self.target, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=other
+        )
+        return max(0, min(wanted, most - self.charged))
 
     def _begin(self) -> None:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""

@@ -142,7 +142,7 @@ def prepare(
         seed=asked.seed,
     )
     assert private.steps is not None  # a recipe always says how long
-    private.calibrated = asked.epsilon is not None
+    private.target = asked.epsilon
     advice = words.delta_advice(asked.delta, len(splits.train))
     return Prepared(
         recipe=recipe,

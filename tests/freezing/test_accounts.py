@@ -16,7 +16,7 @@ from hoarfrost import audit, budget
 from hoarfrost.cli import app
 from hoarfrost.data import Augmented
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
-from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned
+from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
 from hoarfrost.sampling.overlap import shares_data
 from hoarfrost.train import checkpoint as checkpoints
 from hoarfrost.train import read_recipe, run
@@ -111,6 +111,29 @@ def test_what_only_the_ledger_knows_is_not_refunded(tmp_path: Path) -> None:
     checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
     assert again.epsilon() == pytest.approx(budget.Ledger(books.path).epsilon(), rel=1e-6)
     assert again.freezer_events() == (SELECTION,)
+
+
+def test_a_calibrated_run_keeps_to_its_epsilon_whatever_freezers_released_before(tmp_path: Path) -> None:
+    """By the checkpoint, or by the ledger alone."""
+    settings = {**PLAN, "noise_multiplier": None, "epsilon": 3.0}
+    first = make(net(), freeze=Selecting(), **PLAN)
+    step(first)
+    checkpoints.save(tmp_path / "a.safetensors", first)
+    later = make(net(), **settings)
+    checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(later)
+    assert later.steps == 2  # of 4, one of which was taken before
+    step(later)
+    assert later.epsilon() <= 3.0
+
+    books = ledger(tmp_path)
+    make(net(), ledger=books.path, run="mine", **settings)
+    releases.book(books.resume("mine"), {"mine"}, {"selection": SELECTION})  # and it crashed
+    again = make(net(), ledger=books.path, run="mine", **settings)
+    assert again.freezer_events() == (SELECTION,)
+    for _ in range(again.steps):
+        step(again)
+    assert 0 < again.steps < 4
+    assert again.epsilon() <= 3.0
 
 
 def test_events_may_be_told_one_by_one(tmp_path: Path) -> None:

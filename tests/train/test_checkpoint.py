@@ -252,6 +252,32 @@ def test_a_calibrated_run_never_exceeds_its_epsilon_however_often_it_is_restored
     assert later.epsilon() <= 2.0
 
 
+@pytest.mark.parametrize("booked", [True, False])
+def test_what_others_spent_on_the_weights_counts_for_a_calibrated_run(path: Path, tmp_path: Path, booked: bool) -> None:
+    other = new(noise_multiplier=4.0)
+    train(other, 2)
+    save(path, other)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=None, delta=1e-5, accountant="rdp")
+    private = new(epsilon=2.0, **({"ledger": ledger.path, "run": "mine"} if booked else {}))
+    Checkpoint.read(path).restore(private)
+    train(private, private.steps)
+    assert 3 <= private.steps < STEPS
+    one_more = Gaussian(noise_multiplier=private.noise_multiplier, steps=private.charged + 1)
+    behind = Gaussian(noise_multiplier=4.0, steps=2)
+    assert private.epsilon() <= 2.0 < epsilon((behind, one_more), 1e-5, "rdp")
+
+
+def test_a_calibrated_run_takes_no_step_on_weights_that_cost_its_epsilon_already(path: Path) -> None:
+    other = new(noise_multiplier=1.0)
+    train(other, 2)
+    save(path, other)
+    private = new(epsilon=2.0)
+    Checkpoint.read(path).restore(private)
+    assert private.steps == 2
+    with pytest.raises(BudgetSpent):
+        list(private.loader)
+
+
 def test_lost_steps_are_taken_again_only_as_far_as_the_ledger_s_budget_goes(path: Path, tmp_path: Path) -> None:
     budget = epsilon(Gaussian(noise_multiplier=8.0, steps=STEPS + 2), 1e-5, "rdp")
     ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=budget, delta=1e-5, accountant="rdp")

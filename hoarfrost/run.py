@@ -35,7 +35,7 @@ class Private:
     earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
     released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
     _charged: int = 0  # of this run, on any weights
-    _behind: int = 0  # steps that other runs took on these weights
+    _behind: int = 0  # how many more steps these weights have behind them than this run has paid for
     _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Private:
     def freezer_releases(self) -> Releases:
         """What freezers released beside the steps: this one, and others that these weights have behind them."""
         switch = self.optimizer.switch
-        return releases.together({} if switch is None else releases.made_by(switch.freezer), self.released)
+        return releases.together(self.released, {} if switch is None else releases.made_by(switch.freezer))
 
     def freezer_events(self) -> tuple[budget.Event, ...]:
         """The same without their names."""
@@ -122,20 +122,9 @@ class Private:
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
         self.released = releases.together(self.released, released or {})
-        known = {entry.run: entry.spent for entry in self.allowance.ledger.entries} if self.allowance else {}
-        step = self.loader.poisson.event(self.noise_multiplier, 1)
         for run, event in spent.items():
-            if run == self.run and replace(event, steps=1) == step:
-                self._charged = max(self._charged, event.steps)
-                continue
-            # A run is known by its name and by what its steps were: another noise under the same name is another run.
-            name = f"{run} ({event.noise_multiplier:g}, {event.sample_rate:g})" if run == self.run else run
-            while name in self.earlier and replace(self.earlier[name], steps=1) != replace(event, steps=1):
-                name += "'"
-            accounts = [event, self.earlier.get(name, event), known.get(run, event)]
-            same = [account for account in accounts if replace(account, steps=1) == replace(event, steps=1)]
-            self.earlier[name] = max(same, key=lambda account: account.steps)
-        self._behind = max(0, steps_taken - self.charged)
+            self._file(run, event)
+        self._behind = steps_taken - self._gone
         self._skip_used_noise()
         if self._planned is not None:
             self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
@@ -165,13 +154,41 @@ class Private:
         known = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
         self.released = releases.together(self.released, known)
         releases.book(allowance, runs, self.freezer_releases())
-        own = self.earlier.pop(allowance.run, None)  # restored before it was known that this is the same run
-        self._charged = max(self._charged, own.steps if own else 0)
+        spent = self.spent()
         self.allowance, self.run = allowance, allowance.run
+        self._charged, self.earlier = 0, {}
+        for run, event in spent.items():  # some of it this run's own, or better known to the ledger
+            self._file(run, event)
+        self._behind = self.steps_taken - self._gone
         self._skip_used_noise()
         if self.steps is not None:
             wanted = self._within_target(self.steps - self.steps_taken)
             self.steps = self.loader.steps = self.steps_taken + min(wanted, allowance.left)
+
+    def _file(self, run: str, event: budget.Gaussian) -> None:
+        """Takes down what a run has spent on these weights: of two accounts of the same steps, the larger counts.
+
+        A run is known by its name and by what its steps are: another noise under the same name is another run.
+        """
+        ours = None if self.allowance is None else self.allowance.ledger.find(run)
+        if ours is not None and _alike(ours.event, event):
+            event = max(event, ours.spent, key=lambda account: account.steps)
+        if event.steps == 0:
+            return
+        if run == self.run and _alike(event, self.loader.poisson.event(self.noise_multiplier, 1)):
+            self._charged = max(self._charged, event.steps)
+            return
+        name = f"{run} ({event.noise_multiplier:g}, {event.sample_rate:g})" if run == self.run else run
+        while name in self.earlier and not _alike(self.earlier[name], event):
+            name += "'"
+        self.earlier[name] = max(event, self.earlier.get(name, event), key=lambda account: account.steps)
+
+    @property
+    def _gone(self) -> int:
+        """Of this run's steps, those that nobody can take any more: taken, or lost after they were reserved."""
+        if self.allowance is None:
+            return self._charged
+        return max(self._charged, self.allowance.gone)
 
     def _skip_used_noise(self) -> None:
         """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
@@ -194,22 +211,22 @@ class Private:
 
     def _within_target(self, wanted: int) -> int:
         """How many of so many further steps stay within the epsilon that the noise was chosen for."""
-        if self.target is None or any(isinstance(event, budget.Unprotected) for event in self.freezer_events()):
+        beside = tuple(map(budget.as_gaussian, self.freezer_events()))
+        if self.target is None or wanted <= 0 or any(event.noise_multiplier == 0 for event in beside):
             return wanted  # it was never promised, or is gone
-        if self.allowance is None:
-            assert self._planned is not None
-            wanted = max(0, min(wanted, self._planned - sum(event.steps for event in self.spent().values())))
         step = self.loader.poisson.event(self.noise_multiplier, 1)
-        if not self.freezer_events() and all(replace(event, steps=1) == step for event in self.earlier.values()):
-            return wanted  # the plan's own steps and no others
-        other = (*self.earlier.values(), *self.freezer_events())
-        planned = replace(step, steps=self.charged + wanted)
-        if wanted <= 0 or budget.epsilon((*other, planned), self.delta, self.accountant) <= self.target:
+        if not beside and all(_alike(event, step) for event in self.earlier.values()):
+            assert self._planned is not None  # which the noise was chosen for
+            behind = self._gone + sum(event.steps for event in self.earlier.values())
+            return max(0, min(wanted, self._planned - behind))
+        other = (*self.earlier.values(), *beside)
+        planned = replace(step, steps=max(self.charged, self._gone + wanted))
+        if budget.epsilon((*other, planned), self.delta, self.accountant) <= self.target:
             return wanted
         most = budget.steps(
             self.target, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=other
         )
-        return max(0, min(wanted, most - self.charged))
+        return max(0, min(wanted, most - self._gone))
 
     def _begin(self) -> None:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
@@ -229,6 +246,11 @@ class Private:
     def _settle(self) -> None:
         if self.allowance is not None:
             self.allowance.commit()
+
+
+def _alike(one: budget.Gaussian, other: budget.Gaussian) -> bool:
+    """Whether their steps are of the same kind."""
+    return replace(one, steps=1) == replace(other, steps=1)
 
 
 @torch.no_grad()

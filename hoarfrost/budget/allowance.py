@@ -44,6 +44,11 @@ class Allowance:
         """How many steps can still be taken."""
         return self.entry.held.steps + self._in_hand
 
+    @property
+    def gone(self) -> int:
+        """How many were taken, or lost after they were reserved."""
+        return self.entry.reserved - self._in_hand
+
     def reserve(self) -> None:
         """Before every batch: sees that its step is paid for."""
         if self._owner != os.getpid():

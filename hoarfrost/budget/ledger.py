@@ -6,6 +6,7 @@ import getpass
 import hmac
 import math
 import os
+import secrets
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -198,7 +199,8 @@ class Ledger:
         """Asks for ``event.steps`` steps; refuses what would exceed the budget together with all that is spent or held.
 
         Args:
-            run: a name of one's own, to find the allowance again after a crash (`resume`).
+            run: a name of one's own, to find the allowance again after a crash (`resume`). Runs on the same weights
+                need different names even in different ledgers, or their equal steps are taken for the same ones.
             what: what it is for, told to whoever reads the ledger.
             data: the data set's `fingerprint`. One that differs from the ledger's earlier ones is refused, unless it is
                 said to be ``new_data``: the same people's, say, with some added.
@@ -207,7 +209,7 @@ class Ledger:
         """
         validate.whole(steps=event.steps, ahead=ahead)
         with self._writing() as writer:
-            run = f"run-{len(self._journal.hashes)}" if run is None else run
+            run = f"run-{secrets.token_hex(4)}" if run is None else run  # not a number: other ledgers count, too
             if self.find(run) is not None:
                 raise InvalidValue(f"the ledger {self.path} has a run named {run!r} already; choose another name")
             self._refuse_seeded(seeded)

@@ -101,7 +101,9 @@ class Freezer(ABC):
     def events(self) -> tuple[budget.Release, ...]:
         """Releases of its own, those behind a loaded state too. A schedule that ignores the data makes none.
 
-        They are charged before the first step, and the noise of the steps is calibrated for what they leave.
+        They are charged before the first step, and the noise of the steps is calibrated for what they leave. What was
+        released is known by the freezer's words (``repr``): the same words again are the same release, charged once. A
+        freezer that looks at the data anew needs words that say so.
         """
         return ()
 

@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "no key": (["check", "ledger", "--key", "absent"], "cannot read the key absent: No such file"),
     "key to an open ledger": (["check", "ledger", "--key", "key"], "key"),
     "no such run": (["close", "ledger", "nobody"], "knows no run named 'nobody'"),
-    "closed already": (["close", "ledger", "run-9"], "the run 'run-9' is closed"),
+    "closed already": (["close", "ledger", "second"], "the run 'second' is closed"),
 }
 
 
@@ -117,7 +117,7 @@ def test_an_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     Path("junk").write_text("not a ledger\n")
     Path("empty").touch()
     Path("key").write_text("0" * 64)
-    used(Path("ledger"))
+    used(Path("ledger")).admit(STEP, run="second").close()
     arguments, message = WRONG[case]
     assert message in refused(*arguments)
     assert not Path("new").exists()

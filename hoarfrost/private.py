@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
@@ -144,10 +144,9 @@ def make_private(
                 freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
             )
             private_optimizer.switch = switch
-            # What cannot be is refused at once, as if layers were used in the order in which the model lists them, and
-            # as if any epsilon were spent: what these weights may have behind them is not known yet.
-            facts = replace(_facts(private, parameters), ordered=True, steps_within=lambda _: 0)
-            switch.freezer.check(facts)
+            # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may
+            # have behind them is not known yet.
+            switch.freezer.check(replace(_facts(private, parameters), steps_within=lambda _: 0))
         if ledger is not None:
             allowance, new = _allowance(private, ledger, run)
             private.draw_on(allowance, new=new)
@@ -178,8 +177,7 @@ def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
     names = {p: name for name, p in parameters.items()}
     layers: list[tuple[str, ...]] = []
     placed: set[str] = set()
-    # What was not seen to be used comes last, in the model's own order.
-    for module in (*private.optimizer.engine.order, *private.model.modules()):
+    for module in _in_order(private.model, private.optimizer.engine.order):
         layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
         placed.update(layer)
         layers += [layer] if layer else []
@@ -191,6 +189,27 @@ def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
         steps_within=cache(lambda epsilon: _steps_within(private, epsilon)),
         ordered=bool(private.optimizer.engine.order),
     )
+
+
+def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
+    """All modules as the model uses them.
+
+    One that is never called itself (an attention's output projection, say) comes with the nearest one around it that
+    is; failing that, last, in the model's own order.
+    """
+    groups: dict[nn.Module, list[nn.Module]] = {module: [module] for module in used}
+    rest: list[nn.Module] = []
+
+    def place(module: nn.Module, around: list[nn.Module]) -> None:
+        if module not in groups:
+            around.append(module)
+        else:
+            around = groups[module]
+        for child in module.children():
+            place(child, around)
+
+    place(model, rest)
+    return [module for group in (*groups.values(), rest) for module in group]
 
 
 def _steps_within(private: Private, epsilon: float) -> int:
@@ -224,6 +243,8 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         raise NotPrivate("this optimizer is private already: hand make_private the plain torch optimizer")
     if isinstance(optimizer, LBFGS):
         raise NotPrivate("LBFGS evaluates the loss several times a step, each of them a release; use SGD or Adam")
+    if isinstance(optimizer, SparseAdam):
+        raise NotPrivate("SparseAdam moves only what the data touched, which noise must hide; use Adam")
     moved = {p for group in optimizer.param_groups for p in group["params"]}
     names = {p: name for name, p in model.named_parameters()}
     strangers = sum(p not in names for p in moved)

@@ -82,7 +82,7 @@ class Private:
         switch = self.optimizer.switch
         return releases.together(self.released, {} if switch is None else releases.made_by(switch.freezer))
 
-    def freezer_events(self) -> tuple[budget.Event, ...]:
+    def freezer_events(self) -> tuple[budget.Release, ...]:
         """The same without their names."""
         return tuple(self.freezer_releases().values())
 

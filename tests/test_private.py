@@ -27,6 +27,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
 }
+# All the others that torch has, those of later versions too. Muon is for matrices alone.
+REFUSED_OPTIMIZERS = {"LBFGS", "SparseAdam"}
+OPTIMIZERS |= {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and name not in {*OPTIMIZERS, *REFUSED_OPTIMIZERS, "Optimizer", "Muon"}
+}
 
 
 def small() -> nn.Sequential:
@@ -446,8 +453,9 @@ def test_weighted_sampling_is_refused() -> None:
 
 def test_lbfgs_and_a_private_optimizer_are_refused() -> None:
     model = small()
-    with pytest.raises(NotPrivate, match="LBFGS"):
-        private(model, torch.optim.LBFGS(model.parameters()))
+    for name in REFUSED_OPTIMIZERS:
+        with pytest.raises(NotPrivate, match=name):
+            private(model, getattr(torch.optim, name)(model.parameters()))
     p = private(model)
     with pytest.raises(NotPrivate, match="already"):
         private(model, p.optimizer)

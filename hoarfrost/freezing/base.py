@@ -76,7 +76,7 @@ class Freezer(ABC):
         return object()
 
     def check(self, facts: Facts) -> None:  # noqa: B027 - most need not
-        """Refuses what cannot be, once, before the first step."""
+        """Refuses what cannot be: when the run is made, and again when the order of the layers is known."""
 
     def start(self, weights: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
         """Sees the weights before the first step, by name, and may change them in place.
@@ -147,7 +147,7 @@ class Both(Freezer):
         for part in self.parts:
             part.check(facts)
         # In the last step most is frozen. What rests for other reasons then is found in its own step.
-        if facts.steps is not None and not self.observes:
+        if facts.ordered and facts.steps is not None and not self.observes:
             live = self.live(facts.steps - 1, facts)
             if not any(part_of(live.get(name, False), torch.empty(shape)) for name, shape in facts.shapes.items()):
                 raise InvalidValue(f"{self!r} leaves nothing to train in the last step")

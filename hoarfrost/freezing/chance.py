@@ -93,18 +93,19 @@ class Random(Freezer):
             raise InvalidValue(f"{self!r} leaves none of the model's {units} {self.granularity}s to train")
 
     def key(self, step: int, facts: Facts) -> Hashable:
+        return self._draw(step, facts)
+
+    def _draw(self, step: int, facts: Facts) -> tuple[float, int] | None:
+        """The share that rests, and which draw it is; None if nothing does."""
         epoch = facts.epoch_of(step)
         rate = self.rate_in(epoch)
-        if rate == 0:
-            return None
-        return (rate, {"epoch": epoch, "step": step, "never": 0}[self.redraw])
+        return (rate, {"epoch": epoch, "step": step, "never": 0}[self.redraw]) if rate > 0 else None
 
     def live(self, step: int, facts: Facts) -> Live:
-        epoch = facts.epoch_of(step)
-        rate = self.rate_in(epoch)
-        if rate == 0:
+        drawn = self._draw(step, facts)
+        if drawn is None:
             return dict.fromkeys(facts.shapes, True)
-        draw = {"epoch": epoch, "step": step, "never": 0}[self.redraw]
+        rate, draw = drawn
         units = _units(self.granularity, facts)
         total = sum(units.values())
         chosen = smallest(random_words(self.seed, draw, total), live_of(total, rate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
 from hoarfrost import validate
@@ -104,7 +104,7 @@ class Layers(Freezer):
         return frozenset(name for layer in facts.layers[:chosen] for name in layer)
 
     def check(self, facts: Facts) -> None:
-        begins, resting = self.begins(facts), self.resting(facts)
+        begins, resting = self.begins(facts), self.resting(replace(facts, ordered=True))  # how many, in any order
         if len(resting) == len(facts.shapes):
             raise InvalidValue("freezing these layers leaves nothing to train")
         if not resting:

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.base import Facts
 from hoarfrost.freezing.largest import Fixed, check_per, largest_of
 
 
@@ -91,11 +90,6 @@ class Pruned(Fixed):
 
     def public(self) -> tuple[object, ...]:
         return self._learned_from if self.private else ()
-
-    def check(self, facts: Facts) -> None:
-        for name, mask in self._masks.items():
-            if name in facts.shapes and mask.shape != facts.shapes[name]:
-                raise InvalidValue(f"the pruning mask of {name} does not fit the model")
 
 
 def prune_from(

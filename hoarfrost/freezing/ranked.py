@@ -74,10 +74,8 @@ class Ranked(Freezer):
         if epoch != self._epoch:
             self._epoch, self._last, self._sums = epoch, self._sums, {}
         for name, gradient in gradients.items():
-            if name in self._sums:
-                self._sums[name] += gradient
-            else:
-                self._sums[name] = gradient.clone()
+            known = self._sums.get(name)  # from a checkpoint, perhaps, and then not on the gradient's device
+            self._sums[name] = gradient.clone() if known is None else known.to(gradient.device).add_(gradient)
 
     def state(self) -> dict[str, Tensor]:
         kept = {"epoch": torch.tensor(self._epoch)}

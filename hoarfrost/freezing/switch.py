@@ -42,7 +42,6 @@ class Switch:
         self.shares = 0.0  # the sum of the live shares of all steps that were taken
         self._make_facts, self._step = facts, step
         self._facts: Facts | None = None
-        self._ordered = False
         self._key: Hashable = _NEVER
         self._live: Live = {}  # what the freezer said last
         self.resting: set[nn.Parameter] = set()  # taken out of autograd here, and not by anybody else
@@ -64,10 +63,10 @@ class Switch:
     @property
     def facts(self) -> Facts:
         """What the freezer knows."""
-        if self._facts is None or not self._ordered:
+        if self._facts is None or not self._facts.ordered:
             # Until the model was seen on a batch, its layers are taken in the order in which it lists them.
-            self._facts, self._ordered = self._make_facts(), bool(self.engine.order)
-            if self._ordered:
+            self._facts = self._make_facts()
+            if self._facts.ordered:
                 self.freezer.check(self._facts)
             self._key = _NEVER
         return self._facts
@@ -158,9 +157,20 @@ class Held:
                 before = self._before[p].get(name)
                 if before is None and name in BEGINS_BY_ITSELF:
                     continue
-                torch.where(mask, t, torch.zeros_like(t) if before is None else before, out=t)
+                torch.where(_for(mask, t), t, torch.zeros_like(t) if before is None else before, out=t)
 
     def _tensors(self, p: nn.Parameter) -> dict[Any, Tensor]:
-        """The parameter, and every state tensor that has an entry for each of its coordinates."""
+        """The parameter, and every state tensor that has entries for its coordinates, or for rows or columns."""
         state = {n: t for n, t in self.optimizer.state.get(p, {}).items() if isinstance(t, Tensor)}
-        return {None: p.data} | {name: t for name, t in state.items() if t.shape == p.shape and p.dim() > 0}
+        return {None: p.data} | {name: t for name, t in state.items() if p.dim() > 0 and _is_like(t, p)}
+
+
+def _is_like(state: Tensor, p: Tensor) -> bool:
+    return state.dim() == p.dim() and all(a in (1, b) for a, b in zip(state.shape, p.shape, strict=True))
+
+
+def _for(mask: Tensor, state: Tensor) -> Tensor:
+    """Of what stands for several coordinates, rows say, that is live in which any coordinate is."""
+    for dim, (a, b) in enumerate(zip(state.shape, mask.shape, strict=True)):
+        mask = mask if a == b else mask.any(dim, keepdim=True)
+    return mask

@@ -63,6 +63,40 @@ def test_what_rests_is_what_was_asked_for(case: str) -> None:
     assert {name.rpartition(".")[0] for name in moved}.isdisjoint(expected)
 
 
+def test_what_two_leave_together_is_judged_when_the_order_is_known() -> None:
+    """As listed, the first two layers are head and middle; as used, stem and middle."""
+    model = Backwards()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    step(make(model, freeze=Layers(first=2, step=0) & Layers(train=["head"], step=0), steps=3))
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"head.weight", "head.bias"}
+    with pytest.raises(InvalidValue, match="nothing to train in the last step"):
+        step(make(Backwards(), freeze=Layers(first=2, step=0) & Layers(train=["stem"], step=2), steps=3))
+
+
+class Attending(nn.Module):
+    """Its attention calls none of its own children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))  # which is the first to be used
+        self.head, self.attention = nn.Linear(6, 3), nn.MultiheadAttention(6, 2, batch_first=True)
+        self.stem = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.flatten(1, 2) * self.scale)
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def test_what_is_never_called_comes_with_what_is_called_around_it() -> None:
+    private = make(Attending(), freeze=Layers(first=3, step=0), steps=3)
+    step(private)
+    layers = private.optimizer.switch.facts.layers
+    assert [{name.rpartition(".")[0] for name in layer} for layer in layers] == [
+        {""}, {"stem"}, {"attention"}, {"attention.out_proj"}, {"head"},
+    ]  # fmt: skip
+
+
 def test_layers_wait_for_the_order_in_which_they_are_used() -> None:
     model = Backwards()
     private = make(model, freeze=Layers(first=1, step=0), sample_rate=1e-9, noise_multiplier=1.0, steps=2)

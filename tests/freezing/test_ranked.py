@@ -65,6 +65,15 @@ def test_what_rests_takes_up_noise_and_can_come_back() -> None:
     assert all((masks[n + 2] & ~masks[n]).any() for n in range(2, 18, 2))
 
 
+def test_sums_from_a_checkpoint_follow_the_gradients_to_their_device() -> None:
+    facts = Facts({"weight": torch.Size([3])}, (("weight",),), 100, 0.1, int)
+    before, after = Ranked(0.5), Ranked(0.5)
+    before.observe(0, {"weight": torch.ones(3)}, facts)
+    after.load_state(before.state())
+    after.observe(1, {"weight": torch.ones(3, device="meta")}, facts)
+    assert after.state()["sums.weight"].device.type == "meta"
+
+
 def test_ranked_and_random_keep_as_many() -> None:
     facts = Facts({"weight": torch.Size([15])}, (("weight",),), 100, 0.1, int)
     ranked = Ranked(0.9)

@@ -26,6 +26,7 @@ def test_a_freezer_that_was_used_before_begins_anew() -> None:
         for _ in range(4):
             step(private)
         assert len(switch.freezer.state()) > 1
+    assert len(freezer.state()) == 1  # it was copied for each run
 
 
 def test_two_runs_do_not_share_what_a_freezer_keeps() -> None:

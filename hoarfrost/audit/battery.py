@@ -13,7 +13,7 @@ from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
 from hoarfrost.audit.release import StepAudit, step
 from hoarfrost.audit.rig import OptimizerFactory
 from hoarfrost.clipping import Clipper, Local
-from hoarfrost.freezing import Layers, Random
+from hoarfrost.freezing import Layers, Random, RandomTensors
 
 CLIPPING: dict[str, Clipper] = {
     "local": Local(0.7),  # not 1, or nobody would notice that it is left out somewhere
@@ -28,6 +28,7 @@ FREEZING: dict[str, Freezing] = {
         ByFreezer(Random(rate=0.5, redraw="never"), share=0.4),
         ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"), share=2 / 3),
         ByFreezer(Random(rate=0.3, redraw="never") & Layers(first=1, step=0), share=0.4),
+        ByFreezer(RandomTensors(share=2 / 3), share=2 / 3),
     )
 }
 OPTIMIZERS: dict[str, OptimizerFactory] = {

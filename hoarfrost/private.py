@@ -214,7 +214,7 @@ def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
 
 def _steps_within(private: Private, epsilon: float) -> int:
     """How many steps these weights will have behind them when so much is spent."""
-    other = [event for event in private.freezer_events() if isinstance(event, budget.Gaussian)]
+    other = [event for event in map(budget.as_gaussian, private.freezer_events()) if event.noise_multiplier > 0]
     more = budget.steps(
         epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant,
         after=(*private.earlier.values(), *other),

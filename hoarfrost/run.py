@@ -32,9 +32,9 @@ class Private:
     allowance: budget.Allowance | None = None  # what the ledger admitted
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     steps_taken: int = 0  # that these weights have behind them
-    earlier: dict[str, budget.Gaussian] = field(default_factory=dict)  # what other runs spent on these weights, by run
+    earlier: budget.Spending = field(default_factory=dict)  # what other runs spent on these weights
     released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
-    _charged: int = 0  # of this run, on any weights
+    _charged: int = 0  # of this run, on any weights, as far as the ledger does not know better
     _behind: int = 0  # how many more steps these weights have behind them than this run has paid for
     _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
 
@@ -69,9 +69,9 @@ class Private:
         """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
         return self._charged if self.allowance is None else max(self._charged, self.allowance.entry.reserved)
 
-    def spent(self) -> dict[str, budget.Gaussian]:
+    def spent(self) -> dict[budget.Run, budget.Gaussian]:
         """What these weights cost so far, by run."""
-        return {**self.earlier, self.run: self.loader.poisson.event(self.noise_multiplier, self.charged)}
+        return {**self.earlier, **self._own(self.charged)}
 
     def events(self) -> tuple[budget.Event, ...]:
         """The releases made so far."""
@@ -104,7 +104,7 @@ class Private:
         *,
         steps_taken: int,
         position: Mapping[str, int],
-        spent: Mapping[str, budget.Gaussian],
+        spent: budget.Spending,
         released: Releases | None = None,
     ) -> None:
         """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
@@ -122,13 +122,8 @@ class Private:
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
         self.released = releases.together(self.released, released or {})
-        for run, event in spent.items():
-            self._file(run, event)
-        self._behind = steps_taken - self._gone
-        self._skip_used_noise()
-        if self._planned is not None:
-            self.steps = min(self._planned, steps_taken + self._affordable(self._planned - steps_taken))
-            self.loader.steps = self.steps
+        self._take_down(spent)
+        self._plan_anew(buy=True)
 
     def draw_on(self, allowance: budget.Allowance, *, new: bool = False) -> None:
         """From now on every step is paid for out of what a ledger admitted for it, and so is what freezers release.
@@ -150,64 +145,64 @@ class Private:
                 f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
-        runs = {allowance.run, *self.spent()}
+        runs = {allowance.run, *budget.names(self.spent())}
         known = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
-        self.released = releases.together(self.released, known)
-        releases.book(allowance, runs, self.freezer_releases())
+        self.released = releases.together(self.freezer_releases(), known)
+        releases.book(allowance, runs, self.released)
         spent = self.spent()
         self.allowance, self.run = allowance, allowance.run
         self._charged, self.earlier = 0, {}
-        for run, event in spent.items():  # some of it this run's own, or better known to the ledger
-            self._file(run, event)
-        self._behind = self.steps_taken - self._gone
-        self._skip_used_noise()
-        if self.steps is not None:
-            wanted = self._within_target(self.steps - self.steps_taken)
-            self.steps = self.loader.steps = self.steps_taken + min(wanted, allowance.left)
+        self._take_down(spent)  # some of it this run's own, or better known to the ledger
+        self._plan_anew(buy=False)
 
-    def _file(self, run: str, event: budget.Gaussian) -> None:
-        """Takes down what a run has spent on these weights: of two accounts of the same steps, the larger counts.
+    def _own(self, steps: int) -> dict[budget.Run, budget.Gaussian]:
+        return budget.spending(self.run, self.loader.poisson.event(self.noise_multiplier, steps))
 
-        A run is known by its name and by what its steps are: another noise under the same name is another run.
-        """
-        ours = None if self.allowance is None else self.allowance.ledger.find(run)
-        if ours is not None and _alike(ours.event, event):
-            event = max(event, ours.spent, key=lambda account: account.steps)
-        if event.steps == 0:
-            return
-        if run == self.run and _alike(event, self.loader.poisson.event(self.noise_multiplier, 1)):
-            self._charged = max(self._charged, event.steps)
-            return
-        name = f"{run} ({event.noise_multiplier:g}, {event.sample_rate:g})" if run == self.run else run
-        while name in self.earlier and not _alike(self.earlier[name], event):
-            name += "'"
-        self.earlier[name] = max(event, self.earlier.get(name, event), key=lambda account: account.steps)
+    def _take_down(self, spent: budget.Spending) -> None:
+        """Adds to the accounts what was spent on these weights, as far as anybody knows."""
+        every = budget.merged(self.earlier, spent)
+        if self.allowance is not None:
+            known = self.allowance.ledger.spending()
+            every = budget.merged(every, {run: known[run] for run in every if run in known})
+        (own,) = self._own(0)
+        mine = every.pop(own, None)
+        # Of what the ledger has reserved, some may be in hand, and not taken yet.
+        if mine is not None and (self.allowance is None or mine.steps > self.allowance.entry.reserved):
+            self._charged = max(self._charged, mine.steps)
+        self.earlier = {run: event for run, event in every.items() if event.steps}
 
     @property
     def _gone(self) -> int:
         """Of this run's steps, those that nobody can take any more: taken, or lost after they were reserved."""
-        if self.allowance is None:
-            return self._charged
-        return max(self._charged, self.allowance.gone)
+        return self._charged if self.allowance is None else max(self._charged, self.allowance.gone)
 
-    def _skip_used_noise(self) -> None:
-        """A seeded run does not begin with the same numbers again; the runs before it may have had the same seed."""
-        if self.seeded:
+    def _plan_anew(self, *, buy: bool) -> None:
+        """After accounts have changed: with which noise the run goes on, when so much is spent, and how far it goes.
+
+        Args:
+            buy: ask the ledger for steps that were lost.
+        """
+        if self.seeded:  # not with the same numbers again; the runs before it may have had the same seed
             behind = sum(event.steps for event in self.spent().values())
             self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
+        self._behind = self.steps_taken - self._gone
+        if self.optimizer.switch is not None:
+            self.optimizer.switch.forget_facts()
+        if self._planned is None:
+            return
+        wanted = self._within_target(self._planned - self.steps_taken)
+        if self.allowance is not None:
+            if buy and self.target is None and not self.allowance.entry.closed:
+                self._buy(self.allowance, wanted - self.allowance.left)
+            wanted = min(wanted, self.allowance.left)
+        self.steps = self.loader.steps = min(self._planned, self.steps_taken + wanted)
 
-    def _affordable(self, wanted: int) -> int:
-        """How many of so many further steps the budget allows; asks the ledger for those that were lost."""
-        wanted = self._within_target(wanted)
-        if self.allowance is None:
-            return wanted
-        missing = wanted - self.allowance.left
-        if missing > 0 and self.target is None:
-            possible = self.allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
-            more = missing if possible is None else min(missing, possible)
-            if more > 0:
-                self.allowance.extend(more)
-        return min(wanted, self.allowance.left)
+    def _buy(self, allowance: budget.Allowance, steps: int) -> None:
+        """Asks the ledger for so many steps more, or as many as its budget allows."""
+        possible = allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier) if steps > 0 else 0
+        more = steps if possible is None else min(steps, possible)
+        if more > 0:
+            allowance.extend(more)
 
     def _within_target(self, wanted: int) -> int:
         """How many of so many further steps stay within the epsilon that the noise was chosen for."""
@@ -215,7 +210,7 @@ class Private:
         if self.target is None or wanted <= 0 or any(event.noise_multiplier == 0 for event in beside):
             return wanted  # it was never promised, or is gone
         step = self.loader.poisson.event(self.noise_multiplier, 1)
-        if not beside and all(_alike(event, step) for event in self.earlier.values()):
+        if not beside and all(replace(event, steps=1) == step for event in self.earlier.values()):
             assert self._planned is not None  # which the noise was chosen for
             behind = self._gone + sum(event.steps for event in self.earlier.values())
             return max(0, min(wanted, self._planned - behind))
@@ -232,7 +227,7 @@ class Private:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
         check_finite(self.model, self.steps_taken)
         if self.allowance is not None:
-            self.allowance.reserve()
+            self.allowance.reserve(None if self.steps is None else self.steps - self.steps_taken)
 
     def _charge(self) -> None:
         if self.steps is not None and self.steps_taken >= self.steps:
@@ -246,11 +241,6 @@ class Private:
     def _settle(self) -> None:
         if self.allowance is not None:
             self.allowance.commit()
-
-
-def _alike(one: budget.Gaussian, other: budget.Gaussian) -> bool:
-    """Whether their steps are of the same kind."""
-    return replace(one, steps=1) == replace(other, steps=1)
 
 
 @torch.no_grad()

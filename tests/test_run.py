@@ -50,12 +50,72 @@ def test_a_calibrated_run_keeps_to_its_plan_under_whatever_name_it_goes_on(path:
         assert later.epsilon() <= 2.0
 
 
-def test_what_is_reserved_ahead_and_in_hand_can_still_be_taken(path: Path, tmp_path: Path) -> None:
-    plan = replace(STEP, noise_multiplier=new(epsilon=2.0).noise_multiplier, steps=STEPS)
-    private = new(epsilon=2.0, ledger=ledger(tmp_path).admit(plan, run="mine", ahead=5))
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_what_is_reserved_ahead_and_in_hand_can_still_be_taken(path: Path, tmp_path: Path, calibrated: bool) -> None:
+    given: dict[str, Any] = {"epsilon": 2.0} if calibrated else {}
+    plan = replace(STEP, noise_multiplier=new(**given).noise_multiplier, steps=STEPS)
+    private = new(**given, ledger=ledger(tmp_path).admit(plan, run="mine", ahead=5))
     train(private, 3)
-    assert (private.charged, private._gone) == (5, 3)
+    save(path, private)
+    assert (private.charged, restored(path, private).charged) == (5, 5)
+    assert private.steps == STEPS
     train(private, STEPS)
+    assert (private.charged, private.allowance.entry.event.steps) == (STEPS, STEPS)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_no_more_is_reserved_ahead_than_a_calibrated_run_may_take(path: Path, tmp_path: Path, behind: int) -> None:
+    before = new(epsilon=2.0)
+    train(before, behind)
+    save(path, before)
+    plan = replace(STEP, noise_multiplier=before.noise_multiplier, steps=30)
+    private = restored(path, new(epsilon=2.0, ledger=ledger(tmp_path).admit(plan, ahead=5)))
+    train(private, private.steps)
+    assert steps(private) == private.steps == STEPS
+    assert private.epsilon() <= 2.0
+
+
+def test_of_two_accounts_the_larger_counts(path: Path) -> None:
+    private = new()
+    train(private, 3)
+    little = private.spent()
+    train(private, 7)
+    save(path, private)
+    later = new()
+    Checkpoint.read(path).restore(later, also=little)
+    assert steps(later) == 7
+
+
+def test_a_name_may_be_used_again_and_again_with_another_noise(path: Path) -> None:
+    taken = 0
+    for noise, number in ((4.0, 3), (8.0, 2), (4.0, 3), (8.0, 1)):
+        private = new(noise_multiplier=noise, run="mine")
+        if taken:
+            restored(path, private)
+        taken += number
+        train(private, taken)
+        save(path, private)
+    assert {event.noise_multiplier: event.steps for event in private.spent().values()} == {4.0: 6, 8.0: 3}
+
+
+def test_a_closed_run_can_still_be_looked_at(path: Path, tmp_path: Path) -> None:
+    private = new(ledger=ledger(tmp_path).path)
+    train(private, 3)
+    save(path, private)
+    train(private, 5)
+    private.allowance.close()
+    assert restored(path, private).steps_taken == 3
+    assert private.steps == 3
+
+
+def test_a_second_allowance_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    books = ledger(tmp_path)
+    private = new(ledger=books.admit(replace(STEP, steps=2)))
+    assert private.steps == 2
+    train(private, 2)
+    private.draw_on(books.admit(replace(STEP, steps=10)))
+    train(private, STEPS)
+    assert steps(private) == STEPS
 
 
 def test_a_ledger_is_drawn_on_by_a_run_that_has_steps_behind_it(tmp_path: Path) -> None:
@@ -122,8 +182,13 @@ def test_a_release_that_changed_under_the_same_words_is_booked_once(path: Path, 
     for _ in range(3):
         later = restored(path, new(ledger=books.path, run="mine", freeze=changed))
         save(path, later)
-    assert sorted(event.noise_multiplier for event in later.freezer_events()) == [2.0, 3.0]
-    assert len(Ledger(books.path).entries) == 3  # the run, and two releases
+    unbooked = restored(path, new(freeze=changed))  # which meets the two in the other order
+    for private in (later, unbooked):
+        assert sorted(event.noise_multiplier for event in private.freezer_events()) == [2.0, 3.0]
+    books.refresh()
+    unbooked.draw_on(books.admit(replace(STEP, steps=STEPS)))
+    assert len(unbooked.freezer_events()) == 2
+    assert len(Ledger(books.path).entries) == 4  # two runs, and two releases
 
 
 def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(path: Path, tmp_path: Path) -> None:
@@ -142,10 +207,10 @@ def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(pa
     assert begins(restored(path, private)) == 5  # seven are spent when three are taken
     assert begins(restored(path, new(ledger=books.path, run="first", freeze=freezer()))) == 5
     unbooked = restored(path, new(freeze=freezer()))
+    train(unbooked, 4)
     assert begins(unbooked) == 9
     books.refresh()
     unbooked.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
-    unbooked.optimizer.switch._facts = None
     assert begins(unbooked) == 5
 
 
@@ -159,5 +224,15 @@ def test_what_was_not_private_is_not_kept_to_an_epsilon(path: Path, tmp_path: Pa
     later = new(**settings)
     assert later.epsilon() == float("inf")
     train(later, STEPS)
-    peeking = Pruned(0.5, later.model, private=False)
+
+
+def test_what_was_not_private_keeps_its_words_and_stops_no_other_freezer(path: Path, tmp_path: Path) -> None:
+    peeking = Pruned(0.5, new().model, private=False)
     train(new(epsilon=2.0, freeze=peeking), STEPS)
+    layers = Layers(first=1, epsilon=epsilon(replace(STEP, steps=9), 1e-5, "rdp"))
+    settings = {"ledger": ledger(tmp_path).path, "run": "mine", "freeze": layers & peeking}
+    for _ in range(2):
+        private = new(**settings)
+        train(private, 1)
+        assert layers.begins(private.optimizer.switch.facts) in (9, 8)  # a step is lost when it is made anew
+        assert "the pruning mask" in str(private.statement())

@@ -16,4 +16,9 @@ from hoarfrost.budget.key import make_key as make_key
 from hoarfrost.budget.key import read_key as read_key
 from hoarfrost.budget.ledger import Ledger as Ledger
 from hoarfrost.budget.readout import Readout as Readout
+from hoarfrost.budget.spending import Run as Run
+from hoarfrost.budget.spending import Spending as Spending
+from hoarfrost.budget.spending import merged as merged
+from hoarfrost.budget.spending import names as names
+from hoarfrost.budget.spending import spending as spending
 from hoarfrost.budget.statement import Statement as Statement

@@ -49,13 +49,13 @@ class Allowance:
         """How many were taken, or lost after they were reserved."""
         return self.entry.reserved - self._in_hand
 
-    def reserve(self) -> None:
-        """Before every batch: sees that its step is paid for."""
+    def reserve(self, most: int | None = None) -> None:
+        """Before every batch: sees that its step is paid for, and with it, ahead, no more than ``most``."""
         if self._owner != os.getpid():
             self._in_hand, self._owner = 0, os.getpid()  # after a fork, what was reserved is the parent's
         if self._in_hand == 0:
             with self.ledger._writing() as writer:
-                steps = min(self.ahead, self.entry.held.steps)
+                steps = min(self.ahead if most is None else max(1, min(self.ahead, most)), self.entry.held.steps)
                 if self.entry.closed:
                     raise BudgetSpent(f"the run {self.run!r} was closed in the ledger {self.ledger.path}")
                 if steps == 0:

@@ -23,6 +23,7 @@ from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.budget.calibration import steps as steps_within
 from hoarfrost.budget.entry import Entry, now
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
+from hoarfrost.budget.spending import Run, merged, spending
 from hoarfrost.budget.statement import rounded_up
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
@@ -139,6 +140,10 @@ class Ledger:
     def spent(self) -> tuple[Gaussian, ...]:
         """All that was reserved: what has been released, or may have been."""
         return tuple(entry.spent for entry in self.entries if entry.reserved)
+
+    def spending(self) -> dict[Run, Gaussian]:
+        """What runs have reserved for their steps; not what was released beside them."""
+        return merged(*(spending(entry.run, entry.spent) for entry in self.entries if not entry.beside))
 
     def held(self) -> tuple[Gaussian, ...]:
         """What open runs may still reserve."""

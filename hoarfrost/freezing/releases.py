@@ -20,9 +20,13 @@ def made_by(freezer: Freezer) -> dict[str, budget.Release]:
 
 
 def together(one: Releases, other: Releases) -> dict[str, budget.Release]:
-    """What two accounts tell: the same thing under the same name is one release."""
+    """What two accounts tell: the same thing under the same name is one release.
+
+    Something else under the same name gets a dash, and another one in an account that met it in another order.
+    """
     found = dict(one)
     for name, event in other.items():
+        name = name.rstrip("'")
         while name in found and budget.as_gaussian(found[name]) != budget.as_gaussian(event):
             name += "'"
         found.setdefault(name, event)
@@ -41,8 +45,8 @@ def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, budget.Rel
 def book(allowance: budget.Allowance, runs: Collection[str], releases: Releases) -> None:
     """Pays for what the ledger does not hold yet, beside the allowance's run."""
     paid = booked(allowance.ledger, runs)
-    for name, event in releases.items():
+    for name, event in together(paid, releases).items():
         cost = budget.as_gaussian(event)
-        if cost.steps > 0 and paid.get(name) != cost:
+        if cost.steps > 0 and name not in paid:
             with allowance.ledger.release(cost, what=budget.beside(allowance.run, name)):
                 pass

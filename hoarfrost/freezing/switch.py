@@ -84,7 +84,11 @@ class Switch:
         else:
             self._start()
         self.shares = shares
-        self._facts, self._key = None, _NEVER  # when so much is spent, say, is another step now
+        self.forget_facts()
+
+    def forget_facts(self) -> None:
+        """They may have changed: when so much is spent, say, is another step now."""
+        self._facts, self._key = None, _NEVER
 
     def apply(self) -> None:
         """Sees to it that what is live now is what shall be live in the coming step."""

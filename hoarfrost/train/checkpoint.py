@@ -22,7 +22,7 @@ from hoarfrost.freezing.releases import Releases
 from hoarfrost.run import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
-FORMAT = 3
+FORMAT = 4
 MOST_BYTES = 1 << 24  # of a checkpoint's header
 
 
@@ -33,7 +33,7 @@ class Checkpoint:
     path: Path
     steps_taken: int
     position: Mapping[str, int]  # of the sampler
-    spent: Mapping[str, budget.Gaussian]  # by run
+    spent: budget.Spending
     released: Releases  # by freezers, beside the steps
     ledger: Mapping[str, str] | None  # path, run, and head
     facts: Mapping[str, Any]  # what the caller of `save` added
@@ -57,6 +57,9 @@ class Checkpoint:
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise ValueError("it is not a checkpoint of this version of Hoarfrost")
             validate.count(steps_taken=header["steps_taken"])
+            spent = budget.merged(*map(_spending, header["spent"]))
+            if sum(event.steps for event in spent.values()) < header["steps_taken"]:
+                raise ValueError("it has more steps behind it than were paid for")
             books = header["ledger"]
             if books is not None and not all(isinstance(books[name], str) for name in ("path", "run", "head")):
                 raise ValueError("what it says of its ledger cannot be")
@@ -64,7 +67,7 @@ class Checkpoint:
                 path=path,
                 steps_taken=header["steps_taken"],
                 position=header["position"],
-                spent={run: gaussian_from_dict(event) for run, event in header["spent"].items()},
+                spent=spent,
                 released={name: from_dict(event) for name, event in header["released"].items()},
                 ledger=header["ledger"],
                 facts=header["facts"],
@@ -81,12 +84,12 @@ class Checkpoint:
         private: Private,
         scheduler: LRScheduler | None = None,
         *,
-        also: Mapping[str, budget.Gaussian] | None = None,
+        also: budget.Spending | None = None,
     ) -> None:
         """Brings model, optimizer, scheduler and sampler to where they were; what was spent since stays spent.
 
         Args:
-            also: what else was spent on these weights or on others beside them, by run.
+            also: what else was spent on these weights or on others beside them.
 
         Guarantees:
             Noise and batches that follow are new ones. Nothing is refunded (`Private.restore`).
@@ -97,7 +100,7 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
-            spent = {**self.spent, **(also or {})}
+            spent = budget.merged(self.spent, also or {})
             private.restore(steps_taken=self.steps_taken, position=self.position, spent=spent, released=self.released)
             weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
             private.model.load_state_dict(weights)
@@ -155,7 +158,7 @@ def save(
         "format": FORMAT,
         "steps_taken": private.steps_taken,
         "position": private.loader.state_dict(),
-        "spent": {run: event.as_dict() for run, event in private.spent().items()},
+        "spent": [{"run": run, "event": event.as_dict()} for (run, _, _), event in private.spent().items()],
         "released": {name: event.as_dict() for name, event in private.freezer_releases().items()},
         "ledger": _ledger(private),
         "freezer": None if switch is None else repr(switch.freezer),
@@ -174,6 +177,12 @@ def save(
     flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     contents = to_bytes(flat, metadata={"format": "pt", "hoarfrost-checkpoint": text})
     replace_file(Path(path), lambda draft: draft.write_bytes(contents))
+
+
+def _spending(entry: Mapping[str, Any]) -> budget.Spending:
+    if not isinstance(entry["run"], str):
+        raise ValueError("what it says of a run cannot be")
+    return budget.spending(entry["run"], gaussian_from_dict(entry["event"]))
 
 
 def _ledger(private: Private) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from hoarfrost.budget import Gaussian, Statement
+from hoarfrost.budget import Gaussian, Statement, names
 from hoarfrost.train import checkpoint, fingerprint, words
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
@@ -179,7 +179,7 @@ class Records:
             "seeded": private.seeded,
             "ledger": None if private.allowance is None else str(private.allowance.ledger.path),
             "run": private.run,
-            "runs": sorted({private.run, *private.spent(), *runs_of(self.folder.path)}),
+            "runs": sorted({private.run, *names(private.spent()), *runs_of(self.folder.path)}),
             "device": str(run.device),
             "warnings": list(run.warnings),
             "versions": _versions(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def prepared(
             private = run.private
     # What does not fit is refused here, before the ledger changes; and what was lost counts, whatever follows.
     saved.restore(private, run.scheduler, also=behind)
-    others = [name for name in behind if name != old or not goes_on]
+    others = [name for name in budget.names(behind) if name != old or not goes_on]
     if goes_on:
         private.draw_on(ledger.resume(old, ahead=recipe.loop.reserve_ahead))
         for name in others:
@@ -110,21 +110,19 @@ def prepared(
                 ledger.close(name)
     else:
         private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others), new=True)
-    spent = {**saved.spent, **behind}
-    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent=spent, released=saved.released)
+    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent=behind, released=saved.released)
     return run
 
 
-def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> dict[str, budget.Gaussian]:
-    """What was ever spent in a run folder, by run: also on weights that were given up for an older checkpoint's."""
-    ours = {*saved.spent, *runs_of(folder.path)}
+def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> budget.Spending:
+    """What was ever spent in a run folder: also on weights that were given up for an older checkpoint's."""
+    ours = {*budget.names(saved.spent), *runs_of(folder.path)}
     own = ledger.path.resolve().parent == folder.path.resolve()
-    steps = [entry for entry in ledger.entries if not entry.beside]
-    known = {entry.run: entry.spent for entry in steps if own or entry.run in ours}
-    return {**saved.spent, **known}
+    known = {run: event for run, event in ledger.spending().items() if own or run[0] in ours}
+    return budget.merged(saved.spent, known)
 
 
-def _left_of_the_plan(run: Prepared, behind: Mapping[str, budget.Gaussian]) -> int:
+def _left_of_the_plan(run: Prepared, behind: budget.Spending) -> int:
     """How many steps a calibrated run that was closed has left: its noise was chosen for all of them, and no more."""
     step = run.private.loader.poisson.event(run.private.noise_multiplier, 1)
     used = sum(event.steps for event in behind.values())

@@ -50,7 +50,7 @@ FILES: dict[str, Write] = {
     "checkpoint-no-steps.safetensors": _said(json.dumps({k: v for k, v in HEADER.items() if k != "steps_taken"})),
     "checkpoint-spent-text.safetensors": _header(spent="nothing"),
     "checkpoint-spent-negative.safetensors": _header(
-        spent={"a": {"kind": "gaussian", "noise_multiplier": 1.0, "sample_rate": 0.1, "steps": -5}}
+        spent=[{"run": "a", "event": {"kind": "gaussian", "noise_multiplier": 1.0, "sample_rate": 0.1, "steps": -5}}]
     ),
     "checkpoint-no-ledger.safetensors": _header(ledger=None),
     "checkpoint-ledger-number.safetensors": _header(ledger=7),

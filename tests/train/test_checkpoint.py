@@ -206,7 +206,7 @@ def test_other_runs_on_the_same_weights_stay_in_the_account(path: Path, tmp_path
     second = new(ledger=ledger, run="second")
     Checkpoint.read(path).restore(second)
     train(second, 4)
-    assert {run: event.steps for run, event in second.spent().items()} == {"first": 5, "second": 1}
+    assert {run: event.steps for (run, _, _), event in second.spent().items()} == {"first": 5, "second": 1}
     save(path, second)
     third = new()
     Checkpoint.read(path).restore(third)
@@ -350,19 +350,23 @@ def test_what_is_no_checkpoint_is_refused(path: Path, kind: str) -> None:
         Checkpoint.read(path)
 
 
+STEPS_OF_ONE = {"kind": "gaussian", "noise_multiplier": 1.0, "sample_rate": 1.0, "steps": 9}
 HOSTILE: dict[str, dict[str, Any]] = {
     "negative step": {"steps_taken": -1},
     "step as text": {"steps_taken": "3"},
     "huge epoch": {"position": {"epoch": 10**400, "steps_drawn": 0, "iterations": 0}},
     "no epoch": {"position": {}},
     "position as list": {"position": []},
-    "negative spending": {"spent": {"a": {"kind": "gaussian", "noise_multiplier": 1, "sample_rate": 1, "steps": -5}}},
-    "spent nothing known": {"spent": {"a": {"kind": "free"}}},
-    "spent as list": {"spent": []},
+    "negative spending": {"spent": [{"run": "a", "event": {**STEPS_OF_ONE, "steps": -5}}]},
+    "too little spent": {"spent": [{"run": "a", "event": {**STEPS_OF_ONE, "steps": 0}}]},
+    "spent by nobody": {"spent": [{"run": None, "event": STEPS_OF_ONE}]},
+    "spent nothing known": {"spent": [{"run": "a", "event": {"kind": "free"}}]},
+    "nothing spent": {"spent": []},
+    "spent as mapping": {"spent": {"a": STEPS_OF_ONE}},
     "optimizer as list": {"optimizer": []},
     "optimizer without groups": {"optimizer": {"groups": [], "numbers": {}}},
     "state of nobody": {"optimizer": {"groups": [{"params": [0]}], "numbers": {"x": {}}}},
-    "an unknown format": {"format": 4},
+    "an unknown format": {"format": 5},
     "a scheduler from nowhere": {"scheduler": {"last_epoch": 3}},
 }
 

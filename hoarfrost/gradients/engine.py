@@ -89,7 +89,10 @@ class Engine:
 
     def _attach(self) -> None:
         if any(isinstance(module.__dict__.get("forward"), Wrapped) for module in self.model.modules()):
-            raise NotPrivate("this model is private already; make a copy.deepcopy of it private, or build it anew")
+            raise NotPrivate(
+                "this model is private already; build it anew, or make a copy.deepcopy of it private (what was spent "
+                "on its weights is then told to restore(spent=...), or it is not in the account of the copy)"
+            )
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])

@@ -226,8 +226,17 @@ class Private:
     def _begin(self) -> None:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
         check_finite(self.model, self.steps_taken)
-        if self.allowance is not None:
-            self.allowance.reserve(None if self.steps is None else self.steps - self.steps_taken)
+        if self.allowance is None:
+            return
+        most = None if self.steps is None else self.steps - self._behind - self.allowance.gone
+        if most is not None and most < 1:
+            if self.target is not None:
+                raise BudgetSpent(
+                    "no step is left of those that the noise was chosen for: batches that were drawn and broken off "
+                    "stay charged in the ledger"
+                )
+            most = 1  # who states the noise pays for lost steps, too
+        self.allowance.reserve(most)
 
     def _charge(self) -> None:
         if self.steps is not None and self.steps_taken >= self.steps:

@@ -10,6 +10,7 @@ import pytest
 
 from hoarfrost import budget
 from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.errors import BudgetSpent
 from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
 from hoarfrost.train.checkpoint import Checkpoint, save
 from tests.train.test_checkpoint import STEPS, new, train
@@ -72,6 +73,27 @@ def test_no_more_is_reserved_ahead_than_a_calibrated_run_may_take(path: Path, tm
     private = restored(path, new(epsilon=2.0, ledger=ledger(tmp_path).admit(plan, ahead=5)))
     train(private, private.steps)
     assert steps(private) == private.steps == STEPS
+    assert private.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_batch_that_was_broken_off_is_lost(tmp_path: Path, calibrated: bool) -> None:
+    """What the ledger admitted would be enough; the epsilon that the noise was chosen for is not."""
+    given: dict[str, Any] = {"epsilon": 2.0} if calibrated else {}
+    plan = replace(STEP, noise_multiplier=new(**given).noise_multiplier, steps=30)
+    books = ledger(tmp_path)
+    private = new(**given, ledger=books.admit(plan, ahead=4), max_physical_batch=5)
+    for _ in range(3):
+        train(private, private.steps_taken + 2)
+        for _x, _y in private.loader:
+            break
+    if not calibrated:
+        train(private, STEPS)
+        assert private.charged == STEPS + 3
+        return
+    with pytest.raises(BudgetSpent, match="broken off"):
+        train(private, STEPS)
+    assert (private.steps_taken, private.charged) == (STEPS - 3, STEPS)
     assert private.epsilon() <= 2.0
 
 

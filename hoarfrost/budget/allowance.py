@@ -55,7 +55,7 @@ class Allowance:
             self._in_hand, self._owner = 0, os.getpid()  # after a fork, what was reserved is the parent's
         if self._in_hand == 0:
             with self.ledger._writing() as writer:
-                steps = min(self.ahead if most is None else max(1, min(self.ahead, most)), self.entry.held.steps)
+                steps = min(self.ahead, self.entry.held.steps, self.ahead if most is None else most)
                 if self.entry.closed:
                     raise BudgetSpent(f"the run {self.run!r} was closed in the ledger {self.ledger.path}")
                 if steps == 0:

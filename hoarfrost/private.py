@@ -169,7 +169,7 @@ def _check_freezer(freeze: Freezer | None, data: Dataset[Any] | DataLoader[Any])
             f"{freeze!r} has learned from the private data set itself, or from a part of it: what is pruned would tell "
             "about it. Take public data, or say private=False, and nothing is private"
         )
-    return tuple(event for event in made.values() if isinstance(event, budget.Gaussian))
+    return releases.protected(made.values())
 
 
 def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
@@ -214,7 +214,7 @@ def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
 
 def _steps_within(private: Private, epsilon: float) -> int:
     """How many steps these weights will have behind them when so much is spent."""
-    other = [event for event in map(budget.as_gaussian, private.freezer_events()) if event.noise_multiplier > 0]
+    other = releases.protected(private.freezer_events())
     more = budget.steps(
         epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant,
         after=(*private.earlier.values(), *other),

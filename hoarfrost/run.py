@@ -34,8 +34,8 @@ class Private:
     steps_taken: int = 0  # that these weights have behind them
     earlier: budget.Spending = field(default_factory=dict)  # what other runs spent on these weights
     released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
-    _charged: int = 0  # of this run, on any weights, as far as the ledger does not know better
-    _behind: int = 0  # how many more steps these weights have behind them than this run has paid for
+    _charged: int = 0  # steps of this run, on any weights; with a ledger, the ledger counts
+    _behind: int = 0  # `steps_taken` minus `_gone`, as it was when the accounts changed last
     _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Private:
     @property
     def charged(self) -> int:
         """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
-        return self._charged if self.allowance is None else max(self._charged, self.allowance.entry.reserved)
+        return self._charged if self.allowance is None else self.allowance.entry.reserved
 
     def spent(self) -> dict[budget.Run, budget.Gaussian]:
         """What these weights cost so far, by run."""
@@ -119,6 +119,8 @@ class Private:
             steps that were released and lost are not taken again, and what others spent on these weights counts.
         """
         validate.count(steps_taken=steps_taken)
+        if sum(event.steps for event in spent.values()) < steps_taken:
+            raise InvalidValue("these weights have more steps behind them than were paid for")
         self.loader.load_state_dict(dict(position))
         self.steps_taken = steps_taken
         self.released = releases.together(self.released, released or {})
@@ -146,9 +148,9 @@ class Private:
                 f"than these ({plan}). Give another run=, and it is charged as what it is"
             )
         runs = {allowance.run, *budget.names(self.spent())}
-        known = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
-        self.released = releases.together(self.freezer_releases(), known)
-        releases.book(allowance, runs, self.released)
+        paid = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
+        self.released = releases.together(self.freezer_releases(), paid)
+        releases.book(allowance, self.released, paid)
         spent = self.spent()
         self.allowance, self.run = allowance, allowance.run
         self._charged, self.earlier = 0, {}
@@ -161,28 +163,38 @@ class Private:
     def _take_down(self, spent: budget.Spending) -> None:
         """Adds to the accounts what was spent on these weights, as far as anybody knows."""
         every = budget.merged(self.earlier, spent)
-        if self.allowance is not None:
+        (own,) = self._own(0)
+        if self.allowance is None:
+            mine = every.pop(own, None)
+            self._charged = max(self._charged, mine.steps if mine else 0)
+        else:
+            self.allowance.ledger.refresh()
             known = self.allowance.ledger.spending()
             every = budget.merged(every, {run: known[run] for run in every if run in known})
-        (own,) = self._own(0)
-        mine = every.pop(own, None)
-        # Of what the ledger has reserved, some may be in hand, and not taken yet.
-        if mine is not None and (self.allowance is None or mine.steps > self.allowance.entry.reserved):
-            self._charged = max(self._charged, mine.steps)
+            mine = every.pop(own, None)
+            if mine is not None and mine.steps > self.allowance.entry.reserved:
+                # Steps of the same name and kind that this ledger has not seen: it will not count on from them.
+                every = budget.merged(every, budget.spending(f"{self.run}, not in the ledger", mine))
         self.earlier = {run: event for run, event in every.items() if event.steps}
 
     @property
     def _gone(self) -> int:
         """Of this run's steps, those that nobody can take any more: taken, or lost after they were reserved."""
-        return self._charged if self.allowance is None else max(self._charged, self.allowance.gone)
+        return self._charged if self.allowance is None else self.allowance.gone
+
+    @property
+    def _promise(self) -> float | None:
+        """The epsilon to keep to: none was promised, or it is gone, if something was released without noise."""
+        events = self.freezer_events()
+        return self.target if len(releases.protected(events)) == len(events) else None
 
     def _plan_anew(self, *, buy: bool) -> None:
-        """After accounts have changed: with which noise the run goes on, when so much is spent, and how far it goes.
+        """After accounts have changed: which random numbers a seeded run goes on with, and how far the run goes.
 
         Args:
             buy: ask the ledger for steps that were lost.
         """
-        if self.seeded:  # not with the same numbers again; the runs before it may have had the same seed
+        if self.seeded:  # not with the same ones again; the runs before it may have had the same seed
             behind = sum(event.steps for event in self.spent().values())
             self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
         self._behind = self.steps_taken - self._gone
@@ -192,23 +204,25 @@ class Private:
             return
         wanted = self._within_target(self._planned - self.steps_taken)
         if self.allowance is not None:
-            if buy and self.target is None and not self.allowance.entry.closed:
+            if buy and self._promise is None and not self.allowance.entry.closed:
                 self._buy(self.allowance, wanted - self.allowance.left)
             wanted = min(wanted, self.allowance.left)
-        self.steps = self.loader.steps = min(self._planned, self.steps_taken + wanted)
+        self.steps = self.loader.steps = self.steps_taken + wanted
 
     def _buy(self, allowance: budget.Allowance, steps: int) -> None:
         """Asks the ledger for so many steps more, or as many as its budget allows."""
-        possible = allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier) if steps > 0 else 0
+        if steps <= 0:
+            return
+        possible = allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
         more = steps if possible is None else min(steps, possible)
         if more > 0:
             allowance.extend(more)
 
     def _within_target(self, wanted: int) -> int:
         """How many of so many further steps stay within the epsilon that the noise was chosen for."""
-        beside = tuple(map(budget.as_gaussian, self.freezer_events()))
-        if self.target is None or wanted <= 0 or any(event.noise_multiplier == 0 for event in beside):
-            return wanted  # it was never promised, or is gone
+        if self._promise is None or wanted <= 0:
+            return wanted
+        beside = releases.protected(self.freezer_events())
         step = self.loader.poisson.event(self.noise_multiplier, 1)
         if not beside and all(replace(event, steps=1) == step for event in self.earlier.values()):
             assert self._planned is not None  # which the noise was chosen for
@@ -216,10 +230,10 @@ class Private:
             return max(0, min(wanted, self._planned - behind))
         other = (*self.earlier.values(), *beside)
         planned = replace(step, steps=max(self.charged, self._gone + wanted))
-        if budget.epsilon((*other, planned), self.delta, self.accountant) <= self.target:
+        if budget.epsilon((*other, planned), self.delta, self.accountant) <= self._promise:
             return wanted
         most = budget.steps(
-            self.target, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=other
+            self._promise, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=other
         )
         return max(0, min(wanted, most - self._gone))
 
@@ -228,9 +242,9 @@ class Private:
         check_finite(self.model, self.steps_taken)
         if self.allowance is None:
             return
-        most = None if self.steps is None else self.steps - self._behind - self.allowance.gone
+        most = None if self.steps is None else self.steps - self._behind - self._gone
         if most is not None and most < 1:
-            if self.target is not None:
+            if self._promise is not None:
                 raise BudgetSpent(
                     "no step is left of those that the noise was chosen for: batches that were drawn and broken off "
                     "stay charged in the ledger"

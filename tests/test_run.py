@@ -10,7 +10,7 @@ import pytest
 
 from hoarfrost import budget
 from hoarfrost.budget import Gaussian, Ledger, epsilon
-from hoarfrost.errors import BudgetSpent
+from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
 from hoarfrost.train.checkpoint import Checkpoint, save
 from tests.train.test_checkpoint import STEPS, new, train
@@ -97,6 +97,24 @@ def test_a_batch_that_was_broken_off_is_lost(tmp_path: Path, calibrated: bool) -
     assert private.epsilon() <= 2.0
 
 
+def test_steps_that_a_ledger_has_not_seen_are_not_those_that_it_has(path: Path, tmp_path: Path) -> None:
+    """Of the same name and noise: seven without a ledger, then five that no checkpoint knows."""
+    before = new(run="mine")
+    train(before, 7)
+    save(path, before)
+    books = ledger(tmp_path)
+    for _ in range(2):
+        private = restored(path, new(ledger=books.path, run="mine"))
+        seen = steps(private)
+        train(private, 12)
+    assert seen == 12
+
+
+def test_weights_cost_at_least_the_steps_behind_them() -> None:
+    with pytest.raises(InvalidValue, match="more steps behind them"):
+        new().restore(steps_taken=5, position=new().loader.state_dict(), spent=new().spent())
+
+
 def test_of_two_accounts_the_larger_counts(path: Path) -> None:
     private = new()
     train(private, 3)
@@ -168,7 +186,6 @@ def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tm
     train(first, 7)
     later = restored(path, new())
     assert steps(later) == 3
-    books.refresh()
     later.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert steps(later) == 7
 
@@ -207,7 +224,6 @@ def test_a_release_that_changed_under_the_same_words_is_booked_once(path: Path, 
     unbooked = restored(path, new(freeze=changed))  # which meets the two in the other order
     for private in (later, unbooked):
         assert sorted(event.noise_multiplier for event in private.freezer_events()) == [2.0, 3.0]
-    books.refresh()
     unbooked.draw_on(books.admit(replace(STEP, steps=STEPS)))
     assert len(unbooked.freezer_events()) == 2
     assert len(Ledger(books.path).entries) == 4  # two runs, and two releases
@@ -231,7 +247,6 @@ def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(pa
     unbooked = restored(path, new(freeze=freezer()))
     train(unbooked, 4)
     assert begins(unbooked) == 9
-    books.refresh()
     unbooked.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert begins(unbooked) == 5
 
@@ -242,7 +257,7 @@ def test_what_was_not_private_is_not_kept_to_an_epsilon(path: Path, tmp_path: Pa
     settings = {"epsilon": 2.0, "ledger": books.path, "run": "mine"}
     new(**settings)
     unprotected = budget.Unprotected("the pruning mask")
-    releases.book(books.resume("mine"), {"mine"}, {"pruning": unprotected})  # and it crashed
+    releases.book(books.resume("mine"), {"pruning": unprotected}, {})  # and it crashed
     later = new(**settings)
     assert later.epsilon() == float("inf")
     train(later, STEPS)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from hoarfrost.budget.events import Gaussian
 
-Run = tuple[str, float, float]
-"""A run as accounts know it: its name, and the noise multiplier and sampling rate of its steps.
 
-Another noise under the same name is another run.
-"""
+class Run(NamedTuple):
+    """A run as accounts know it: another noise under the same name is another run."""
+
+    name: str
+    noise_multiplier: float
+    sample_rate: float
+
 
 Spending = Mapping[Run, Gaussian]
 
@@ -19,9 +23,9 @@ def spending(run: str, event: Gaussian) -> dict[Run, Gaussian]:
     """What one run has spent.
 
     >>> spending("mine", Gaussian(noise_multiplier=2.0, steps=3))
-    {('mine', 2.0, 1.0): Gaussian(noise_multiplier=2.0, sample_rate=1.0, steps=3)}
+    {Run(name='mine', noise_multiplier=2.0, sample_rate=1.0): Gaussian(noise_multiplier=2.0, sample_rate=1.0, steps=3)}
     """
-    return {(run, event.noise_multiplier, event.sample_rate): event}
+    return {Run(run, event.noise_multiplier, event.sample_rate): event}
 
 
 def merged(*accounts: Spending) -> dict[Run, Gaussian]:
@@ -44,4 +48,4 @@ def names(spent: Spending) -> set[str]:
     >>> names(spending("mine", Gaussian(noise_multiplier=2.0)))
     {'mine'}
     """
-    return {name for name, _, _ in spent}
+    return {run.name for run in spent}

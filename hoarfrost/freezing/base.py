@@ -71,7 +71,7 @@ class Freezer(ABC):
     def key(self, step: int, facts: Facts) -> Hashable:
         """Changes whenever `live` does: as long as it stays the same, `live` is not asked again.
 
-        By default it never is the same: `live` is asked before every backward pass, and before the update.
+        By default it never is the same: `live` is asked before every forward pass, and before the update.
         """
         return object()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from hoarfrost import budget
 from hoarfrost.errors import InvalidValue
@@ -22,7 +22,8 @@ def made_by(freezer: Freezer) -> dict[str, budget.Release]:
 def together(one: Releases, other: Releases) -> dict[str, budget.Release]:
     """What two accounts tell: the same thing under the same name is one release.
 
-    Something else under the same name gets a dash, and another one in an account that met it in another order.
+    Something else under the same name gets a prime. The other account's primes are dropped first, since it may have met
+    the same things in another order.
     """
     found = dict(one)
     for name, event in other.items():
@@ -31,6 +32,11 @@ def together(one: Releases, other: Releases) -> dict[str, budget.Release]:
             name += "'"
         found.setdefault(name, event)
     return found
+
+
+def protected(events: Iterable[budget.Release]) -> tuple[budget.Gaussian, ...]:
+    """Those that had noise. What had none, no noise elsewhere makes up for."""
+    return tuple(event for event in map(budget.as_gaussian, events) if event.noise_multiplier > 0)
 
 
 def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, budget.Release]:
@@ -42,9 +48,8 @@ def booked(ledger: budget.Ledger, runs: Collection[str]) -> dict[str, budget.Rel
     return found
 
 
-def book(allowance: budget.Allowance, runs: Collection[str], releases: Releases) -> None:
-    """Pays for what the ledger does not hold yet, beside the allowance's run."""
-    paid = booked(allowance.ledger, runs)
+def book(allowance: budget.Allowance, releases: Releases, paid: Releases) -> None:
+    """Pays for what the ledger does not hold yet (`booked`), beside the allowance's run."""
     for name, event in together(paid, releases).items():
         cost = budget.as_gaussian(event)
         if cost.steps > 0 and name not in paid:

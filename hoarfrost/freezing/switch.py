@@ -24,7 +24,7 @@ class Switch:
 
     Args:
         parameters: those that the optimizer moves, by name.
-        facts: what the freezer may know; asked once, when the model has been seen on a batch.
+        facts: what the freezer may know; asked until the order of the layers is known, and when it may have changed.
         step: the number of the step that comes next.
     """
 
@@ -161,20 +161,21 @@ class Held:
                 before = self._before[p].get(name)
                 if before is None and name in BEGINS_BY_ITSELF:
                     continue
-                torch.where(_for(mask, t), t, torch.zeros_like(t) if before is None else before, out=t)
+                torch.where(_in_shape_of(t, mask), t, torch.zeros_like(t) if before is None else before, out=t)
 
     def _tensors(self, p: nn.Parameter) -> dict[Any, Tensor]:
         """The parameter, and every state tensor that has entries for its coordinates, or for rows or columns."""
         state = {n: t for n, t in self.optimizer.state.get(p, {}).items() if isinstance(t, Tensor)}
-        return {None: p.data} | {name: t for name, t in state.items() if p.dim() > 0 and _is_like(t, p)}
+        return {None: p.data} | {name: t for name, t in state.items() if _is_like(t, p)}
 
 
 def _is_like(state: Tensor, p: Tensor) -> bool:
+    """Whether it has an entry for every coordinate, or one for all that lie along a dimension."""
     return state.dim() == p.dim() and all(a in (1, b) for a, b in zip(state.shape, p.shape, strict=True))
 
 
-def _for(mask: Tensor, state: Tensor) -> Tensor:
-    """Of what stands for several coordinates, rows say, that is live in which any coordinate is."""
+def _in_shape_of(state: Tensor, mask: Tensor) -> Tensor:
+    """The mask in the state's shape: an entry for several coordinates is live if any of them is."""
     for dim, (a, b) in enumerate(zip(state.shape, mask.shape, strict=True)):
         mask = mask if a == b else mask.any(dim, keepdim=True)
     return mask

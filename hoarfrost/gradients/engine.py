@@ -90,8 +90,8 @@ class Engine:
     def _attach(self) -> None:
         if any(isinstance(module.__dict__.get("forward"), Wrapped) for module in self.model.modules()):
             raise NotPrivate(
-                "this model is private already; build it anew, or make a copy.deepcopy of it private (what was spent "
-                "on its weights is then told to restore(spent=...), or it is not in the account of the copy)"
+                "this model is private already; build it anew, or make a copy.deepcopy of it private. What was spent "
+                "on its weights is in the account of the copy only if they are brought over by a checkpoint"
             )
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():

@@ -29,7 +29,8 @@ class PrivateOptimizer(Optimizer):
         Every live coordinate gets noise of standard deviation noise_multiplier × sensitivity, once a step, whether or
         not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is called before the
         noisy gradient exists, and may refuse; ``settle`` when the step is done. What is not live has no gradient and
-        does not move by one bit, and its optimizer state stands still, unless the freezer lets its velocity flow.
+        does not move by one bit, and its optimizer state stands still (an entry for a whole row, as Adafactor has, when
+        all of the row rests), unless the freezer lets its velocity flow.
     """
 
     def __init__(

@@ -57,9 +57,6 @@ class Checkpoint:
             if not isinstance(header, dict) or header.get("format") != FORMAT:
                 raise ValueError("it is not a checkpoint of this version of Hoarfrost")
             validate.count(steps_taken=header["steps_taken"])
-            spent = budget.merged(*map(_spending, header["spent"]))
-            if sum(event.steps for event in spent.values()) < header["steps_taken"]:
-                raise ValueError("it has more steps behind it than were paid for")
             books = header["ledger"]
             if books is not None and not all(isinstance(books[name], str) for name in ("path", "run", "head")):
                 raise ValueError("what it says of its ledger cannot be")
@@ -67,7 +64,7 @@ class Checkpoint:
                 path=path,
                 steps_taken=header["steps_taken"],
                 position=header["position"],
-                spent=spent,
+                spent=budget.merged(*map(_spending, header["spent"])),
                 released={name: from_dict(event) for name, event in header["released"].items()},
                 ledger=header["ledger"],
                 facts=header["facts"],
@@ -158,7 +155,7 @@ def save(
         "format": FORMAT,
         "steps_taken": private.steps_taken,
         "position": private.loader.state_dict(),
-        "spent": [{"run": run, "event": event.as_dict()} for (run, _, _), event in private.spent().items()],
+        "spent": [{"run": run.name, "event": event.as_dict()} for run, event in private.spent().items()],
         "released": {name: event.as_dict() for name, event in private.freezer_releases().items()},
         "ledger": _ledger(private),
         "freezer": None if switch is None else repr(switch.freezer),

@@ -94,8 +94,8 @@ def prepared(
         if recipe.privacy.epsilon is not None and same_charge:
             rest = min(rest, _left_of_the_plan(run, behind))
         elif recipe.privacy.epsilon is not None:
-            protected = [event for event in released.values() if isinstance(event, budget.Gaussian)]
-            more = _noise_for_the_rest(recipe, private.sample_rate, rest, (*behind.values(), *protected))
+            costs = (*behind.values(), *releases.protected(released.values()))
+            more = _noise_for_the_rest(recipe, private.sample_rate, rest, costs)
             switch = private.optimizer.switch
             freezer = None if switch is None else switch.freezer
             run = prepare(recipe, device, noise_multiplier=more, splits=run.splits, freezer=freezer)
@@ -118,7 +118,7 @@ def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> bud
     """What was ever spent in a run folder: also on weights that were given up for an older checkpoint's."""
     ours = {*budget.names(saved.spent), *runs_of(folder.path)}
     own = ledger.path.resolve().parent == folder.path.resolve()
-    known = {run: event for run, event in ledger.spending().items() if own or run[0] in ours}
+    known = {run: event for run, event in ledger.spending().items() if own or run.name in ours}
     return budget.merged(saved.spent, known)
 
 
@@ -126,7 +126,7 @@ def _left_of_the_plan(run: Prepared, behind: budget.Spending) -> int:
     """How many steps a calibrated run that was closed has left: its noise was chosen for all of them, and no more."""
     step = run.private.loader.poisson.event(run.private.noise_multiplier, 1)
     used = sum(event.steps for event in behind.values())
-    if used >= run.steps or any(replace(event, steps=1) != step for event in behind.values()):
+    if used >= run.steps or any(replace(event, steps=1) != step for event in behind.values() if event.steps):
         raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
     return run.steps - used
 

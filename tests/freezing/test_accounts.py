@@ -127,7 +127,7 @@ def test_a_calibrated_run_keeps_to_its_epsilon_whatever_freezers_released_before
 
     books = ledger(tmp_path)
     make(net(), ledger=books.path, run="mine", **settings)
-    releases.book(books.resume("mine"), {"mine"}, {"selection": SELECTION})  # and it crashed
+    releases.book(books.resume("mine"), {"selection": SELECTION}, {})  # and it crashed
     again = make(net(), ledger=books.path, run="mine", **settings)
     assert again.freezer_events() == (SELECTION,)
     for _ in range(again.steps):

@@ -190,6 +190,15 @@ def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tm
     assert steps(later) == 7
 
 
+def test_what_others_have_written_to_the_ledger_is_read(path: Path, tmp_path: Path) -> None:
+    books = ledger(tmp_path)
+    first, second = (new(ledger=books.path, run=name) for name in ("first", "second"))
+    train(first, 3)
+    save(path, first)
+    train(first, 7)
+    assert steps(restored(path, second)) == 7
+
+
 def test_runs_without_names_are_different_ones_in_every_ledger(path: Path, tmp_path: Path) -> None:
     one, other = (new(ledger=ledger(tmp_path, name).path) for name in ("one", "other"))
     train(one, 3)
@@ -260,6 +269,10 @@ def test_what_was_not_private_is_not_kept_to_an_epsilon(path: Path, tmp_path: Pa
     releases.book(books.resume("mine"), {"pruning": unprotected}, {})  # and it crashed
     later = new(**settings)
     assert later.epsilon() == float("inf")
+    train(later, 3)
+    save(path, later)
+    train(later, 7)
+    assert restored(path, later).steps == STEPS  # the four that were lost are bought anew
     train(later, STEPS)
 
 

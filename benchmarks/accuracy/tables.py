@@ -68,7 +68,8 @@ def _curves(arms: dict[str, dict[str, Any]]) -> str:
         last = found["epochs"][-1]
         shares = [epoch["live"] for epoch in found["epochs"] if "live" in epoch]  # of epochs of equal length
         density = f"{mean(shares):.2f}" if shares else "1"
-        accuracy = f"{100 * last['test_accuracy']:.1f} % (ε {last['epsilon']:.2f} so far)"
+        so_far = "" if last["epoch"] >= found["planned"] else " so far"
+        accuracy = f"{100 * last['test_accuracy']:.1f} % (ε {last['epsilon']:.2f}{so_far})"
         lines.append(f"| {arm} | {last['epoch']} of {found['planned']:g} | {density} | {accuracy} |")
     return "\n".join(lines)
 

@@ -71,7 +71,8 @@ class Private:
 
     def spent(self) -> dict[budget.Run, budget.Gaussian]:
         """What these weights cost so far, by run."""
-        return {**self.earlier, **self._own(self.charged)}
+        own = self.loader.poisson.event(self.noise_multiplier, self.charged)
+        return {**self.earlier, **budget.spending(self.run, own)}
 
     def events(self) -> tuple[budget.Event, ...]:
         """The releases made so far."""
@@ -157,24 +158,19 @@ class Private:
         self._take_down(spent)  # some of it this run's own, or better known to the ledger
         self._plan_anew(buy=False)
 
-    def _own(self, steps: int) -> dict[budget.Run, budget.Gaussian]:
-        return budget.spending(self.run, self.loader.poisson.event(self.noise_multiplier, steps))
-
     def _take_down(self, spent: budget.Spending) -> None:
         """Adds to the accounts what was spent on these weights, as far as anybody knows."""
         every = budget.merged(self.earlier, spent)
-        (own,) = self._own(0)
-        if self.allowance is None:
-            mine = every.pop(own, None)
-            self._charged = max(self._charged, mine.steps if mine else 0)
-        else:
+        if self.allowance is not None:
             self.allowance.ledger.refresh()
             known = self.allowance.ledger.spending()
             every = budget.merged(every, {run: known[run] for run in every if run in known})
-            mine = every.pop(own, None)
-            if mine is not None and mine.steps > self.allowance.entry.reserved:
-                # Steps of the same name and kind that this ledger has not seen: it will not count on from them.
-                every = budget.merged(every, budget.spending(f"{self.run}, not in the ledger", mine))
+        mine = every.pop(budget.Run(self.run, self.noise_multiplier, self.sample_rate), None)
+        if mine is not None and self.allowance is None:
+            self._charged = max(self._charged, mine.steps)
+        elif mine is not None and self.allowance is not None and mine.steps > self.allowance.entry.reserved:
+            # Steps of the same name and kind that this ledger has not seen: it will not count on from them.
+            every = budget.merged(every, budget.spending(f"{self.run}, not in the ledger", mine))
         self.earlier = {run: event for run, event in every.items() if event.steps}
 
     @property

@@ -50,7 +50,7 @@ class Allowance:
         return self.entry.reserved - self._in_hand
 
     def reserve(self, most: int | None = None) -> None:
-        """Before every batch: sees that its step is paid for, and with it, ahead, no more than ``most``."""
+        """Before every batch: reserves its step, and steps ahead of it, ``most`` at the most."""
         if self._owner != os.getpid():
             self._in_hand, self._owner = 0, os.getpid()  # after a fork, what was reserved is the parent's
         if self._in_hand == 0:

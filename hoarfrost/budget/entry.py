@@ -9,12 +9,8 @@ from typing import Any
 
 from hoarfrost.budget.events import Gaussian
 
-BESIDE = " · freezing · "
-
-
-def beside(run: str, name: str) -> str:
-    """What a release is for that a run's freezer has made beside the steps."""
-    return f"{run}{BESIDE}{name}"
+# How ledgers of earlier versions named a release that belongs to a run: in the words of what it is for.
+EARLIER_OWNER = " · freezing · "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +18,8 @@ class Entry:
     """What a ledger knows of one run, or of any other thing that drew on it."""
 
     number: int  # of the record that admitted it
+    id: str  # drawn when it was admitted: never the same in two ledgers, or for two runs
+    owner: str | None  # the id of the run that it belongs to, if it is a release in addition to that run's steps
     run: str
     what: str
     who: str
@@ -33,16 +31,6 @@ class Entry:
     reserved: int = 0
     committed: int = 0
     closed: bool = False
-
-    @property
-    def owner(self) -> str:
-        """The run that it belongs to: itself, or the one whose freezer has made it."""
-        return self.what.partition(BESIDE)[0] if self.beside else self.run
-
-    @property
-    def beside(self) -> str:
-        """The name that a freezer's release has there; nothing for a run."""
-        return self.what.partition(BESIDE)[2]
 
     @property
     def spent(self) -> Gaussian:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 from dp_accounting import (
@@ -139,6 +139,33 @@ def as_gaussian(event: Release) -> Gaussian:
     Gaussian(noise_multiplier=0.0, sample_rate=1.0, steps=1)
     """
     return event if isinstance(event, Gaussian) else Gaussian(noise_multiplier=0.0)
+
+
+def noisy(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Those that were released with noise. What was released without, no noise elsewhere makes up for.
+
+    >>> noisy([Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=0.0), Unprotected("a mask")])
+    (Gaussian(noise_multiplier=1.0, sample_rate=1.0, steps=1),)
+    """
+    return tuple(event for event in events if not any(map(noiseless, mechanisms([event]))))
+
+
+def by_kind(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The same releases with steps of one kind added up, and what was not protected named once.
+
+    >>> by_kind([Gaussian(noise_multiplier=1.0, steps=2), Unprotected("a"), Gaussian(noise_multiplier=1.0, steps=3)])
+    (Gaussian(noise_multiplier=1.0, sample_rate=1.0, steps=5), Unprotected(what='a'))
+    """
+    found: dict[object, Event] = {}
+    for event in events:
+        if not isinstance(event, Gaussian):
+            found.setdefault(event, event)
+            continue
+        kind = (event.noise_multiplier, event.sample_rate)
+        before = found.get(kind)
+        steps = event.steps + (before.steps if isinstance(before, Gaussian) else 0)
+        found[kind] = replace(event, steps=steps)
+    return tuple(found.values())
 
 
 def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:

@@ -19,11 +19,10 @@ from hoarfrost.budget._journal import Head, Journal, Writer
 from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
-from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.budget.calibration import steps as steps_within
-from hoarfrost.budget.entry import Entry, now
+from hoarfrost.budget.entry import EARLIER_OWNER, Entry, now
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
-from hoarfrost.budget.spending import Run, merged, spending
+from hoarfrost.budget.plan import check_steps
 from hoarfrost.budget.statement import rounded_up
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
@@ -141,9 +140,13 @@ class Ledger:
         """All that was reserved: what has been released, or may have been."""
         return tuple(entry.spent for entry in self.entries if entry.reserved)
 
-    def spending(self) -> dict[Run, Gaussian]:
-        """What runs have reserved for their steps; not what was released beside them."""
-        return merged(*(spending(entry.run, entry.spent) for entry in self.entries if not entry.beside))
+    def with_id(self, id: str) -> Entry | None:
+        """What was admitted with that id; None if nothing was."""
+        return next((entry for entry in self.entries if entry.id == id), None)
+
+    def owned_by(self, id: str) -> tuple[Entry, ...]:
+        """The releases in addition to the steps of the run with that id."""
+        return tuple(entry for entry in self.entries if entry.owner == id)
 
     def held(self) -> tuple[Gaussian, ...]:
         """What open runs may still reserve."""
@@ -200,17 +203,20 @@ class Ledger:
         new_data: bool = False,
         ahead: int = 1,
         instead_of: Collection[str] = (),
+        id: str | None = None,
+        owner: str | None = None,
     ) -> Allowance:
         """Asks for ``event.steps`` steps; refuses what would exceed the budget together with all that is spent or held.
 
         Args:
-            run: a name of one's own, to find the allowance again after a crash (`resume`). Runs on the same weights
-                need different names even in different ledgers, or their equal steps are taken for the same ones.
+            run: a name of one's own, to find the allowance again after a crash (`resume`).
             what: what it is for, told to whoever reads the ledger.
             data: the data set's `fingerprint`. One that differs from the ledger's earlier ones is refused, unless it is
                 said to be ``new_data``: the same people's, say, with some added.
             ahead: so many steps are reserved at a time: fewer writes, and as many lost when the process is killed.
             instead_of: open runs that are closed if this one is admitted; what they hold is free for it.
+            id: an identity that was drawn before; by default it is drawn now.
+            owner: the id of the run that this belongs to, if it is a release in addition to that run's steps.
         """
         validate.whole(steps=event.steps, ahead=ahead)
         with self._writing() as writer:
@@ -225,7 +231,8 @@ class Ledger:
                 writer,
                 {
                     "kind": "admit", "run": run, "what": what, "who": _who(), "code": _code(), "at": now(),
-                    "event": event.as_dict(), "seeded": seeded, "data": data,
+                    "event": event.as_dict(), "seeded": seeded, "data": data, "id": id or secrets.token_hex(16),
+                    "owner": owner,
                 },
             )  # fmt: skip
             for entry in self.entries:
@@ -335,15 +342,29 @@ class Ledger:
             if self.find(record["run"]) is not None:
                 raise ValueError("a second run of the same name")
             event = gaussian_from_dict(record["event"])
-            _check_steps(event.steps)
+            check_steps(event.steps)
             facts = {name: record[name] for name in (*kinds, "data")}
-            return Entry(number=record["n"], event=event, **facts)
+            id, owner = self._identity(record)
+            return Entry(number=record["n"], id=id, owner=owner, event=event, **facts)
         entry = self._entries[record["for"]]
         if record["kind"] != "close":
-            _check_steps(record["steps"])
+            check_steps(record["steps"])
         after = entry.after(record)
-        _check_steps(after.event.steps)
+        check_steps(after.event.steps)
         return after
+
+    def _identity(self, record: Mapping[str, Any]) -> tuple[str, str | None]:
+        """A record's id and its owner's; for one that an earlier version wrote, from what it says."""
+        if "id" in record:
+            id, owner = record["id"], record["owner"]
+            if not isinstance(id, str) or not isinstance(owner, str | None):
+                raise ValueError("its id or owner is not what such records hold")
+            if self.with_id(id) is not None:
+                raise ValueError("a second entry with the same id")
+            return id, owner
+        run, words, _ = record["what"].partition(EARLIER_OWNER)
+        owned = self.find(run) if words else None
+        return f"{self._journal.hashes[0][:32]}:{record['n']}", None if owned is None else owned.id
 
     def _refuse_seeded(self, seeded: bool) -> None:
         if seeded and not self.seeded:
@@ -380,12 +401,6 @@ def _check_kinds(record: Mapping[str, Any], **kinds: type) -> None:
     for name, kind in kinds.items():
         if type(record[name]) is not kind or (name == "at" and not 0 <= record[name] <= LAST_MOMENT):
             raise ValueError(f"its {name} is not what such records hold")
-
-
-def _check_steps(steps: object) -> None:
-    validate.whole(steps=steps)
-    if steps > MOST_STEPS:  # type: ignore[operator] # a whole number
-        raise ValueError(f"more than {MOST_STEPS} steps")
 
 
 def _who() -> str:

@@ -1,29 +1,218 @@
-"""The contract between gradients and noise: what a clipping style is handed, and what it must answer for."""
+"""The contract between gradients and noise: what a clipping style decides, and what travels with the clipped sum."""
 
+from __future__ import annotations
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
+
+from hoarfrost import validate
+from hoarfrost.errors import InvalidValue
+from hoarfrost.info import RunInfo
+
+# Clipped gradients are multiplied and added up in float32, whose rounding would overshoot a bound by parts in ten
+# million. Clipping therefore aims this much below it. The one place for it: styles need not think about rounding.
+MARGIN = 1e-5
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named set of parameters whose gradients are clipped together.
+
+    Args:
+        name: for people.
+        parameters: by name.
+        bound: the most by which one example moves the block's clipped sum, in Euclidean norm.
+        noise_weight: how noisy this block is in relation to the others (see `Clipping.stds`).
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    bound: float
+    noise_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.bound, self.noise_weight)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A bounded number per example, summed over the batch and released with noise together with the gradients.
+
+    Args:
+        name: under which the noisy sum is handed to `Clipper.observe`.
+        values: from the norms, [examples, blocks], to a number for each example, [examples].
+        bound: the most that one example's number may be in magnitude; what is larger is cut to it.
+        noise_weight: as for a `Block`.
+    """
+
+    name: str
+    values: Callable[[Tensor], Tensor]
+    bound: float
+    noise_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.bound, self.noise_weight)
+
+    def total(self, norms: Tensor) -> Tensor:
+        """The sum over examples, float64; what is not a number counts as nothing."""
+        values = self.values(norms)
+        if values.shape != norms.shape[:1]:
+            raise InvalidValue(f"statistic {self.name!r} has shape {tuple(values.shape)}, not one number per example")
+        values = torch.where(values.isnan(), 0.0, values.double())
+        return values.clamp(-self.bound, self.bound).sum()
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How one logical batch is clipped: fixed before its first chunk, and part of its clipped sum.
+
+    Args:
+        blocks: every parameter that the optimizer moves is in exactly one of them.
+        rule: from norms, [examples, blocks], to factors of the same shape. A factor may exceed 1.
+        statistics: further numbers that the same release contains.
+
+    Guarantees:
+        Factors are such that factor × norm is at most the block's bound, whatever the rule says: what exceeds it is cut
+        to it, and an example whose norm or factor is not finite gets 0. The blocks, bounds and noise weights that noise
+        is computed from are those that the sum was clipped with, since they are one object.
+
+    >>> clipping = Clipping.flat(["weight", "bias"], bound=1.0, rule=lambda norms: torch.full_like(norms, 2.0))
+    >>> clipping.factors(torch.tensor([[0.25], [4.0]])).round(decimals=3)
+    tensor([[2.0000],
+            [0.2500]])
+    >>> clipping.stds(noise_multiplier=1.5)
+    ((1.5,), ())
+    """
+
+    blocks: tuple[Block, ...]
+    rule: Callable[[Tensor], Tensor]
+    statistics: tuple[Statistic, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for block in self.blocks for name in block.parameters]
+        if not self.blocks or len(set(names)) != len(names):
+            raise InvalidValue("a clipping needs one block or more, and each parameter belongs to one of them")
+        labels = [each.name for each in (*self.blocks, *self.statistics)]
+        if len(set(labels)) != len(labels):
+            raise InvalidValue(f"blocks and statistics need different names, got {', '.join(labels)}")
+
+    @classmethod
+    def flat(
+        cls,
+        parameters: Iterable[str],
+        bound: float,
+        rule: Callable[[Tensor], Tensor],
+        statistics: tuple[Statistic, ...] = (),
+    ) -> Clipping:
+        """All parameters together in one block."""
+        return cls((Block("all parameters", tuple(parameters), bound),), rule, statistics)
+
+    @cached_property
+    def block_of(self) -> Mapping[str, int]:
+        """The number of the block that a parameter is in, by its name."""
+        return {name: number for number, block in enumerate(self.blocks) for name in block.parameters}
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """For each block: how far one example moves its clipped sum at most."""
+        return tuple(block.bound for block in self.blocks)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one example moves the sums of all blocks together at most."""
+        return math.hypot(*self.bounds)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding."""
+        bounds = norms.new_tensor([bound * (1 - MARGIN) for bound in self.bounds])
+        factors = torch.minimum(self.rule(norms), bounds / norms).clamp_(min=0)
+        return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+
+    def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Standard deviations of the noise: for each block, and for each statistic.
+
+        σ · w_b · √(Σ_c (S_c / w_c)²), with bounds S and noise weights w. Whatever the weights, everything together is
+        one Gaussian release with noise multiplier σ (`noise_multiplier`).
+        """
+        every = (*self.blocks, *self.statistics)
+        scale = noise_multiplier * math.hypot(*(each.bound / each.noise_weight for each in every))
+        stds = tuple(scale * each.noise_weight for each in every)
+        return stds[: len(self.blocks)], stds[len(self.blocks) :]
+
+    def noise_multiplier(self, block_stds: Iterable[float], statistic_stds: Iterable[float] = ()) -> float:
+        """The noise multiplier of the joint release: (Σ_b (S_b / s_b)²)^(-1/2), with bounds S and deviations s.
+
+        >>> two = Clipping((Block("a", ("a",), 3.0), Block("b", ("b",), 4.0)), rule=torch.ones_like)
+        >>> round(two.noise_multiplier([10.0, 10.0]), 6)
+        2.0
+        """
+        stds = (*block_stds, *statistic_stds)
+        if min(stds) == 0:
+            return 0.0
+        bounds = (each.bound for each in (*self.blocks, *self.statistics))
+        return 1 / math.hypot(*(bound / std for bound, std in zip(bounds, stds, strict=True)))
 
 
 class Clipper(ABC):
-    """Turns per-example gradient norms into factors, and states how far one example can then move the sum.
+    """A clipping style: says before every logical batch how that batch is clipped.
+
+    One of your own needs `begin` alone, and a ``repr`` that tells one setting from another (a dataclass has one).
+
+    >>> class Dropping(Clipper):
+    ...     '''Keeps gradients up to norm 1 whole, and drops longer ones.'''
+    ...     def begin(self, step, info):
+    ...         return Clipping.flat(info.shapes, bound=1.0, rule=lambda norms: (norms <= 1.0).float())
 
     Guarantees:
-        For every example, factor × norm is at most the group's sensitivity, whatever the norm (inf and NaN included).
-        A clipper is the only place where a clipping norm is kept: the noise reads ``sensitivity``, which travels
-        with the clipped sum.
+        A style sees step numbers, names and shapes, and noisy statistics that were paid for (`observe`); per-example
+        norms only inside of a `Clipping`'s rule and statistics, whose results are bounded. What it decides from these
+        costs no privacy beyond the step's.
     """
 
     @abstractmethod
-    def groups(self, names: Sequence[str]) -> Sequence[int]:
-        """The group of each parameter, by its name; groups are counted from 0."""
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        """How the logical batch of step ``step`` (from 0) is clipped; asked once for every batch."""
 
-    @abstractmethod
-    def factors(self, norms: Tensor) -> Tensor:
-        """Factors in [0, 1] for ``norms``, both [examples, groups], float32."""
+    def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:  # noqa: B027 - most need not
+        """Sees the noisy sums of the step's statistics, by name. What a style keeps across steps comes from here."""
 
-    @property
-    @abstractmethod
-    def sensitivity(self) -> tuple[float, ...]:
-        """For each group: the most by which adding or removing one example moves its clipped sum, in Euclidean norm."""
+    def state(self) -> dict[str, Tensor]:
+        """What must be kept in a checkpoint; most styles keep nothing."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
+        """Takes back what `state` gave."""
+
+    def fresh(self) -> Clipper:
+        """For a run of its own: itself, or a copy that forgets if it keeps something."""
+        return self
+
+
+def check_clipper(clipper: object) -> Clipper:
+    """Refuses what is no clipping style."""
+    if not isinstance(clipper, Clipper):
+        raise InvalidValue(f"clip= takes a clipping style, such as hoarfrost.clip.Local(1.0), not {clipper!r}")
+    return clipper
+
+
+def check_clipping(clipping: object, clipper: Clipper, parameters: Iterable[str]) -> Clipping:
+    """Refuses what `begin` must not return; ``parameters`` are those that the optimizer moves."""
+    if not isinstance(clipping, Clipping):
+        raise InvalidValue(f"begin() of {clipper!r} returned {clipping!r}, not a Clipping")
+    missing = [name for name in parameters if name not in clipping.block_of]
+    if missing:
+        raise InvalidValue(f"{clipper!r} puts {', '.join(missing)} in no block: it would be trained without clipping")
+    return clipping
+
+
+def _check(name: object, bound: float, noise_weight: float) -> None:
+    if not isinstance(name, str):
+        raise InvalidValue(f"a block or statistic has a name, got {name!r}")
+    validate.positive(bound=bound, noise_weight=noise_weight)
+    validate.finite(bound=bound, noise_weight=noise_weight)

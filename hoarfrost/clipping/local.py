@@ -1,28 +1,28 @@
 """Local clipping: every example's gradient is shortened to the clipping norm, if it is longer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hoarfrost import validate
-from hoarfrost.clipping.base import Clipper
-
-# The clipped sum is formed in float32, whose rounding would overshoot the stated norm by parts in ten million.
-MARGIN = 1e-5
+from hoarfrost.clipping.base import Clipper, Clipping
+from hoarfrost.info import RunInfo
 
 
 @dataclass(frozen=True)
 class Local(Clipper):
     """Flat clipping of the whole gradient to length ``norm``: factor min(1, C/‖g‖).
 
-    >>> Local(1.0).factors(torch.tensor([[0.5], [4.0]])).round(decimals=3)
-    tensor([[1.0000],
-            [0.2500]])
+    Args:
+        norm: C, the clipping norm.
 
     Guarantees:
         One example moves the clipped sum by at most ``norm``. An example whose norm is not finite contributes nothing.
+
+    >>> import torch
+    >>> Local(1.0).factors(torch.tensor([[0.5], [4.0]]))
+    tensor([[1.0000],
+            [0.2500]])
     """
 
     norm: float
@@ -31,13 +31,9 @@ class Local(Clipper):
         validate.positive(norm=self.norm)
         validate.finite(norm=self.norm)
 
-    def groups(self, names: Sequence[str]) -> Sequence[int]:
-        return [0] * len(names)
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        return Clipping.flat(info.shapes, self.norm, self.factors)
 
     def factors(self, norms: Tensor) -> Tensor:
-        factors = (self.norm * (1 - MARGIN) / norms).clamp(max=1)
-        return torch.where(norms.isfinite(), factors, 0.0)
-
-    @property
-    def sensitivity(self) -> tuple[float, ...]:
-        return (self.norm,)
+        """min(1, C/‖g‖) for every norm."""
+        return (self.norm / norms).clamp(max=1)

@@ -8,12 +8,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import validate
+from hoarfrost.epochs import first_step
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
-from hoarfrost.sampling.chunks import Chunk, Plan
+from hoarfrost.sampling.draws import Draws
 from hoarfrost.sampling.empty import empty_batch
 from hoarfrost.sampling.source import loader_settings, poisson_of
+from hoarfrost.tickets import Chunk, Tickets
 
 _END = object()
 
@@ -21,7 +23,7 @@ _END = object()
 class PoissonLoader:
     """Iterates like a DataLoader; every batch is a Poisson sample of the whole data set.
 
-    An iteration is one epoch: the steps between two epoch boundaries (`Poisson.epoch_boundary`), so that the
+    An iteration is one epoch: the steps between two epoch boundaries (`hoarfrost.epochs.first_step`), so that the
     epochs of a run add up to the right number of steps although 1/q is seldom whole. Epochs count on from one
     iteration to the next, and the run ends at `steps` batches exactly, if need be within an epoch.
 
@@ -32,7 +34,7 @@ class PoissonLoader:
     **Breaking off.** A logical batch counts as drawn (`steps_drawn`) when its last chunk is handed over.
     `break` leaves nothing behind: what had been drawn ahead is forgotten, an incomplete batch does not count,
     no later batch has anything to do with it, and the next iteration is the next epoch, opening with a new
-    batch. The broken epoch's missing steps stay unspent, so a run may take more epochs than planned, never
+    batch. (What `on_batch` charged for it stays charged.) The broken epoch's missing steps stay unspent, so a run may take more epochs than planned, never
     more steps. Only one iteration is alive at a time: a new one ends the one before, whose iterator then
     refuses to go on.
 
@@ -103,8 +105,9 @@ class PoissonLoader:
         self._rest = 0  # steps of the last one that are still to come, after a restart in its middle
         self._iterations = 0
         self._paid = False  # on_batch was called for a batch that is not handed over yet
+        self.tickets = Tickets()  # which of the chunks that were handed over the loop works on
         self._stream = Keystream("sampling", seed)
-        # One DataLoader for the whole run, so that persistent workers persist; each iteration has a plan.
+        # One DataLoader for the whole run, so that persistent workers persist; each iteration has its own draws.
         self._batches = _Batches()
         self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
 
@@ -136,12 +139,16 @@ class PoissonLoader:
             validate.count(**{name: state[name]})
         self.epoch, self.steps_drawn = state["epoch"], state["steps_drawn"]
         self._iterations = max(self._iterations, state["iterations"])
-        until = self.poisson.epoch_boundary(self.epoch)
-        self._rest = min(max(0, until - self.steps_drawn), until - self.poisson.epoch_boundary(max(0, self.epoch - 1)))
-        self._batches.plan = None
+        until = self._first_step(self.epoch)
+        self._rest = min(max(0, until - self.steps_drawn), until - self._first_step(max(0, self.epoch - 1)))
+        self._batches.draws = None
+        self.tickets.clear()
+
+    def _first_step(self, epoch: int) -> int:
+        return first_step(epoch, self.poisson.sample_rate)
 
     def _coming_steps(self) -> int:
-        whole_epoch = self.poisson.epoch_boundary(self.epoch + 1) - self.poisson.epoch_boundary(self.epoch)
+        whole_epoch = self._first_step(self.epoch + 1) - self._first_step(self.epoch)
         coming = self._rest or whole_epoch
         return coming if self.steps is None else min(coming, self.steps - self.steps_drawn)
 
@@ -154,7 +161,7 @@ class PoissonLoader:
 
     def _one_epoch(self) -> Iterator[Any]:
         self._refuse_if_spent()
-        plan = Plan(
+        draws = Draws(
             poisson=self.poisson,
             stream=self._stream,
             steps=self._coming_steps(),
@@ -166,32 +173,36 @@ class PoissonLoader:
         self._iterations += 1
         self.epoch += self._rest == 0
         self._rest = 0
-        self._batches.plan = plan
+        self._batches.draws = draws
+        self.tickets.begin()
         batches = iter(self._loader)
         while True:
-            self._refuse_if_superseded(plan)
-            if plan.between_batches and plan.handed_over < plan.steps:
+            self._refuse_if_superseded(draws)
+            if draws.between_batches and draws.handed_over < draws.steps:
                 self._pay()
             batch = next(batches, _END)
-            while plan.waiting and plan.waiting[0].examples == 0:
-                self._hand_over(plan)
-                yield map_tensors(torch.clone, self._empty)
+            while draws.waiting and draws.waiting[0].examples == 0:
+                empty = map_tensors(torch.clone, self._empty)
+                self._hand_over(draws, empty)
+                yield empty
             if batch is _END:
+                self.tickets.end()
                 return
-            self._hand_over(plan)
+            self._hand_over(draws, batch)
             yield batch
 
-    def _hand_over(self, plan: Plan) -> None:
-        self._refuse_if_superseded(plan)
-        chunk = plan.waiting[0]
+    def _hand_over(self, draws: Draws, batch: Any) -> None:
+        self._refuse_if_superseded(draws)
+        chunk = draws.waiting[0]
         if chunk.first:
             self._pay()
             self._paid = False
-        plan.waiting.popleft()
+        draws.waiting.popleft()
         if self.on_chunk is not None:
             self.on_chunk(chunk)
-        plan.between_batches = chunk.last
-        plan.handed_over += chunk.last
+        self.tickets.hand_over(chunk, batch)
+        draws.between_batches = chunk.last
+        draws.handed_over += chunk.last
         self.steps_drawn += chunk.last
 
     def _pay(self) -> None:
@@ -199,8 +210,8 @@ class PoissonLoader:
             self.on_batch()
         self._paid = True
 
-    def _refuse_if_superseded(self, plan: Plan) -> None:
-        if self._batches.plan is not plan:
+    def _refuse_if_superseded(self, draws: Draws) -> None:
+        if self._batches.draws is not draws:
             raise NotPrivate(
                 "this iteration of the loader was ended by a later one: the chunks of two batches would mix. "
                 "Iterate over a PoissonLoader once at a time"
@@ -212,9 +223,9 @@ class PoissonLoader:
 
 
 class _Batches:
-    """The DataLoader's batch sampler: the plan of the iteration that is alive."""
+    """The DataLoader's batch sampler: the draws of the iteration that is alive."""
 
-    plan: Plan | None = None
+    draws: Draws | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.plan or ())
+        return iter(self.draws or ())

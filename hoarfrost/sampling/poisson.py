@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hoarfrost import validate
-from hoarfrost.errors import InvalidValue
+from hoarfrost.epochs import rate_of
 from hoarfrost.noise import Keystream
 
 if TYPE_CHECKING:
@@ -52,32 +52,12 @@ class Poisson:
         >>> Poisson.of_batch(10, size=99).sample_rate == 10 / 99
         True
         """
-        validate.positive(batch_size=batch_size)
-        validate.whole(size=size)
-        if batch_size > size:
-            raise InvalidValue(
-                f"batch_size {batch_size} is more than the {size} records there are: a record takes part "
-                f"at most once in a step, so choose a batch_size of at most {size}"
-            )
-        return cls(sample_rate=batch_size / size, size=size)
+        return cls(sample_rate=rate_of(size, batch_size, None), size=size)
 
     @property
     def expected_batch(self) -> float:
         """q·N: a real number and a public constant, which a clipped sum is divided by."""
         return self.sample_rate * self.size
-
-    def epoch_boundary(self, epochs: float) -> int:
-        """The number of steps, to the nearest, in which `epochs` passes over the data are expected.
-
-        Epoch e (from 0) consists of the steps from `epoch_boundary(e)` to `epoch_boundary(e + 1)`, so that
-        epochs differ by a step when 1/q is not whole, and no step is lost however many there are.
-
-        >>> thirds = Poisson(sample_rate=0.3, size=10)
-        >>> [thirds.epoch_boundary(e) for e in range(5)]
-        [0, 3, 7, 10, 13]
-        """
-        validate.not_negative(epochs=epochs)
-        return round(epochs / self.sample_rate)
 
     def event(self, noise_multiplier: float, steps: int) -> "Gaussian":
         """What `steps` Gaussian releases from such batches cost."""

@@ -4,6 +4,7 @@ from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.sampling.poisson import Poisson
 
@@ -34,17 +35,9 @@ def size_of(data: Dataset | DataLoader) -> int:
 def poisson_of(data: Dataset | DataLoader, batch_size: float | None, sample_rate: float | None) -> Poisson:
     """Poisson sampling at the rate asked for; failing that, with a DataLoader's batch size expected."""
     size = size_of(data)
-    if batch_size is not None and sample_rate is not None:
-        raise InvalidValue(
-            f"batch_size={batch_size} and sample_rate={sample_rate} say one thing twice: give one of them"
-        )
-    if sample_rate is not None:
-        return Poisson(sample_rate=sample_rate, size=size)
-    if batch_size is None and isinstance(data, DataLoader):
+    if batch_size is None and sample_rate is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
-    if batch_size is None:
-        raise InvalidValue("how many examples to expect in a batch is not said: give batch_size or sample_rate")
-    return Poisson.of_batch(batch_size, size)
+    return Poisson(sample_rate=rate_of(size, batch_size, sample_rate), size=size)
 
 
 def loader_settings(data: Dataset | DataLoader) -> dict[str, Any]:

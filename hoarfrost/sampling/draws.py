@@ -6,26 +6,11 @@ from dataclasses import dataclass, field
 
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling.poisson import Poisson
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """A part of a logical batch, as it is handed to the training loop.
-
-    Args:
-        examples: how many examples it holds (each of them `views` rows). Private: nothing may be divided by
-            it.
-        first: it opens its logical batch.
-        last: it completes it: the optimizer's next step is a real one.
-    """
-
-    examples: int
-    first: bool
-    last: bool
+from hoarfrost.tickets import Chunk
 
 
 @dataclass(kw_only=True)
-class Plan:
+class Draws:
     """One iteration's batches, in order: drawn when asked for, remembered until they are handed over.
 
     A DataLoader with workers asks ahead of what it hands over, so the two ends are apart: `__iter__` is the

@@ -1,0 +1,185 @@
+"""What a run is going to release: the one place that turns epochs into steps and epsilon into noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hoarfrost import validate
+from hoarfrost.budget.accountant import Accountant, check_accountant
+from hoarfrost.budget.calibration import MOST_STEPS
+from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_for
+from hoarfrost.budget.calibration import steps as steps_for
+from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
+from hoarfrost.budget.statement import Statement
+from hoarfrost.epochs import epoch_of, first_step, rate_of
+from hoarfrost.errors import InvalidValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRelease:
+    """A release in addition to the steps.
+
+    Args:
+        event: what is released, and how noisily.
+        what: what it is for, in words for whoever reads the ledger. Not its identity: see `Account.release`.
+        step: it is made before the batch of this step (from 0) is drawn.
+
+    >>> print(PlannedRelease(event=Gaussian(noise_multiplier=5.0), what="layer scores"))
+    layer scores: 1 step on all examples with noise multiplier 5
+    """
+
+    event: Release
+    what: str
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, Release):
+            raise InvalidValue(f"a planned release is Gaussian(...) or Unprotected(...), got {self.event!r}")
+        if not isinstance(self.what, str):
+            raise InvalidValue(f"what a release is for is a text, got {self.what!r}")
+        validate.count(step=self.step)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.event}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """N, sampling, steps, noise, delta, accountant, and the releases in addition to the steps. Made by `Plan.solve`.
+
+    Args:
+        size: N, the number of examples.
+        sample_rate: q, the probability with which each example takes part in a step.
+        steps: how many steps the weights shall have in the end; None without a limit.
+        noise_multiplier: standard deviation of a step's noise over its sensitivity.
+        epsilon: what the noise was calibrated for; None if the noise was stated instead.
+        releases: in addition to the steps, with the step before which each is made.
+    """
+
+    size: int
+    sample_rate: float
+    noise_multiplier: float
+    delta: float
+    steps: int | None = None
+    epsilon: float | None = None
+    accountant: Accountant = "pld"
+    releases: tuple[PlannedRelease, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate.whole(size=self.size)
+        validate.rate(sample_rate=self.sample_rate)
+        validate.not_negative(noise_multiplier=self.noise_multiplier)
+        validate.finite(noise_multiplier=self.noise_multiplier)
+        validate.probability(delta=self.delta)
+        check_accountant(self.accountant)
+        if self.steps is not None:
+            check_steps(self.steps)
+
+    @classmethod
+    def solve(
+        cls,
+        *,
+        size: int,
+        delta: float,
+        batch_size: float | None = None,
+        sample_rate: float | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        accountant: Accountant = "pld",
+        releases: Iterable[PlannedRelease] = (),
+        taken: int = 0,
+        spent: Event | Iterable[Event] = (),
+    ) -> Plan:
+        """Turns epochs into steps, an expected batch into a sampling rate, and epsilon into noise.
+
+        Args:
+            batch_size, sample_rate: one of them.
+            epochs, steps: at most one of them; needed to calibrate for ``epsilon``.
+            epsilon, noise_multiplier: one of them.
+            releases: further ones that the noise of the steps has to leave room for.
+            taken, spent: steps that the weights already have, and what was spent on them: the noise is calibrated for
+                the remaining steps and the remaining budget.
+
+        Guarantees:
+            With ``epsilon``, the steps, the releases and what was spent cost at most epsilon together. What was
+            released without noise is left out: no noise elsewhere makes up for it, and the statement says so.
+
+        >>> plan = Plan.solve(size=60_000, batch_size=600, epochs=10, epsilon=3.0, delta=1e-5)
+        >>> plan.steps, round(plan.noise_multiplier, 2)
+        (1000, 0.83)
+        >>> plan.statement().epsilon <= 3.0
+        True
+        """
+        rate = rate_of(size, batch_size, sample_rate)
+        validate.probability(delta=delta)
+        if (epsilon is None) == (noise_multiplier is None):
+            raise InvalidValue("give either epsilon= or noise_multiplier=")
+        if epochs is not None and steps is not None:
+            raise InvalidValue("give either epochs= or steps=, not both")
+        if epsilon is not None and epochs is None and steps is None:
+            raise InvalidValue("epsilon= needs to know how long the run is: give epochs= or steps=")
+        if epochs is not None:
+            validate.positive(epochs=epochs)
+            steps = max(1, first_step(epochs, rate))
+        if steps is not None:
+            check_steps(steps)
+        planned = tuple(releases)
+        if noise_multiplier is None:
+            assert epsilon is not None
+            assert steps is not None
+            others = (*gathered(spent), *(release.event for release in planned))
+            noise_multiplier = noise_multiplier_for(
+                epsilon, delta, rate, max(1, steps - taken), accountant, after=noisy(others)
+            )
+        return cls(
+            size=size, sample_rate=rate, noise_multiplier=noise_multiplier, delta=delta, steps=steps, epsilon=epsilon,
+            accountant=accountant, releases=planned,
+        )  # fmt: skip
+
+    @property
+    def expected_batch(self) -> float:
+        """q·N: a real number and a public constant, which clipped sums are divided by."""
+        return self.sample_rate * self.size
+
+    @property
+    def unprotected(self) -> tuple[Unprotected, ...]:
+        """Releases without noise: with any of them, no epsilon holds."""
+        return tuple(release.event for release in self.releases if isinstance(release.event, Unprotected))
+
+    def event(self, steps: int) -> Gaussian:
+        """What so many steps of this plan release.
+
+        >>> plan = Plan(size=100, sample_rate=0.1, noise_multiplier=1.0, delta=1e-5)
+        >>> print(plan.event(3))
+        3 steps at sampling rate 0.1 with noise multiplier 1
+        """
+        return Gaussian(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate, steps=steps)
+
+    def first_step(self, epoch: float) -> int:
+        """The step that an epoch begins with."""
+        return first_step(epoch, self.sample_rate)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to."""
+        return epoch_of(step, self.sample_rate)
+
+    def steps_within(self, epsilon: float, spent: Event | Iterable[Event] = ()) -> int:
+        """How many steps of this plan stay within ``epsilon``, after what was spent with noise."""
+        others = noisy(gathered(spent))
+        return steps_for(epsilon, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=others)
+
+    def statement(self, spent: Event | Iterable[Event] = (), steps: int | None = None) -> Statement:
+        """What everything will have cost in the end: what was spent, ``steps`` more (all by default), the releases."""
+        steps = steps if steps is not None else self.steps or 0
+        events = (*gathered(spent), self.event(steps), *(release.event for release in self.releases))
+        return Statement.of(events, self.delta, self.accountant)
+
+
+def check_steps(steps: object) -> None:
+    """Refuses what is not a number of steps, or more than can be accounted for."""
+    validate.whole(steps=steps)
+    if steps > MOST_STEPS:  # type: ignore[operator] # a whole number
+        raise InvalidValue(f"{steps} steps are more than the {MOST_STEPS} that can be accounted for")

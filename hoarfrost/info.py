@@ -1,0 +1,43 @@
+"""What clipping styles and freezers may know of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hoarfrost import epochs
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The shape of the model and the plan of the run. No data, and no gradients.
+
+    Args:
+        shapes: of the parameters that the optimizer moves, by name.
+        layers: the parameters of each layer, in the order in which the model uses the layers.
+        steps: that the run is planned for; None without a limit.
+        sample_rate: the probability with which each example takes part in a step.
+        steps_within: how many steps the weights will have behind them when so much epsilon is spent.
+        ordered: False before the model has run: then the layers are in the order in which it lists them.
+        noise_multiplier: of every step.
+        expected_batch: what clipped sums are divided by.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    layers: tuple[tuple[str, ...], ...] = ()
+    steps: int | None = None
+    sample_rate: float = 1.0
+    steps_within: Callable[[float], int] = int
+    ordered: bool = True
+    noise_multiplier: float = 1.0
+    expected_batch: float = 1.0
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to, both counted from 0."""
+        return epochs.epoch_of(step, self.sample_rate)
+
+    def first_step(self, epoch: int) -> int:
+        """The step that an epoch begins with."""
+        return epochs.first_step(epoch, self.sample_rate)

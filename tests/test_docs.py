@@ -1,13 +1,21 @@
-"""Every example in a docstring runs and says the truth."""
+"""What the documents say is true: examples run, tables are those of the results, and the version has one home."""
 
 import doctest
 import importlib
 import pkgutil
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import hoarfrost
 
+ROOT = Path(__file__).parents[1]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
 
 
@@ -20,3 +28,35 @@ def test_the_examples_in_the_docstrings_run(name: str) -> None:
 def test_there_are_examples_to_run() -> None:
     for name in ("hoarfrost.private", "hoarfrost.validate"):
         assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).attempted
+
+
+def test_the_loop_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 3)
+    given = {
+        "F": F,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": TensorDataset(torch.randn(1500, 4), torch.randint(3, (1500,))),
+    }
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(code[0], given)
+    private = given["private"]
+    assert private.steps_taken == 90  # 60 epochs of 1.5 steps
+    assert 2.9 < private.epsilon() <= 3
+    assert str(private.statement()) in capsys.readouterr().out
+
+
+def test_the_version_is_stated_in_one_place() -> None:
+    """The changelog, which tells of all versions, is excepted."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert hoarfrost.__version__ == version  # if not: `make test` installs it anew
+    folders = ("hoarfrost", "benchmarks", "tests", "docs", ".github")
+    paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != "CHANGELOG.md"]
+    paths += [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    literal = re.compile(rf"(?<![\d.]){re.escape(version)}(?!\.?\d)")
+    places = {
+        str(path.relative_to(ROOT)): len(literal.findall(path.read_text(errors="ignore")))
+        for path in paths
+        if path.suffix in {"", ".cfg", ".md", ".py", ".toml", ".txt", ".yml"} and path.is_file()
+    }
+    assert {place: count for place, count in places.items() if count} == {"pyproject.toml": 1}

@@ -14,9 +14,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
+from benchmarks.readme import documents
+from hoarfrost.train import read_recipe
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
+
+
+def block(document: str, language: str) -> str:
+    """The first block of code in that language."""
+    found = re.search(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -38,12 +47,25 @@ def test_the_loop_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "dataset": TensorDataset(torch.randn(1500, 4), torch.randint(3, (1500,))),
     }
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(code[0], given)
+    exec(block("README.md", "python"), given)
     private = given["private"]
     assert private.steps_taken == 90  # 60 epochs of 1.5 steps
     assert 2.9 < private.epsilon() <= 3
     assert str(private.statement()) in capsys.readouterr().out
+
+
+def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(block("docs/command-line.md", "toml") + block("docs/freezing.md", "toml"))
+    recipe = read_recipe(path)
+    assert recipe.privacy.epsilon == 3
+    assert recipe.freeze is not None
+
+
+def test_the_tables_are_those_of_the_results() -> None:
+    """Written by `python -m benchmarks.readme`."""
+    for path, text in documents().items():
+        assert path.read_text() == text
 
 
 def test_the_version_is_stated_in_one_place() -> None:

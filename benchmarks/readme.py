@@ -1,16 +1,16 @@
-"""Writes the figures of `results/` into the README: `python -m benchmarks.readme`."""
+"""Writes the figures of `results/` into the README and docs/: `python -m benchmarks.readme`."""
 
 import json
 from pathlib import Path
 
-from benchmarks.accuracy.tables import tables
+from benchmarks.accuracy.tables import tables as accuracy
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
 
 HERE = Path(__file__).parent
 COLUMNS = {
     "hoarfrost": "Hoarfrost",
     "hoarfrost-frozen": "lower half frozen",
-    "plain+noise": "plain + `torch.randn` noise, not private",
+    "plain+noise": "plain + `torch.randn` noise, non-private",
     "opacus-hooks": "Opacus 1.6, hooks",
     "opacus-ghost": "Opacus 1.6, ghost",
 }
@@ -26,7 +26,7 @@ FROZEN = {
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
     """Time and memory of every contender in units of the plain step, one row a workload."""
-    lines = [f"| | wanted | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    lines = [f"| | target | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
     for what, unit in (("time", "time"), ("memory", "memory added")):
         for name, figures in results[what].items():
             wanted = WORKLOADS[name].wanted if what == "time" else WANTED_MEMORY
@@ -36,16 +36,24 @@ def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def documents() -> dict[Path, str]:
+    """Every document that holds figures, as it should be."""
     results = json.loads((HERE / "results" / "step.json").read_text())
+    frozen = json.loads((HERE / "results" / "freezing.json").read_text())
     machine = results["machine"]
     place = f"({machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, no GPU)"
-    readme = HERE.parent / "README.md"
-    text = between(readme.read_text(), "bench", f"{table(results)}\n\n{place}")
-    readme.write_text(between(text, "accuracy", tables()))
-    guide = HERE.parent / "docs" / "freezing.md"
-    frozen = json.loads((HERE / "results" / "freezing.json").read_text())
-    guide.write_text(between(guide.read_text(), "freezing", costs_of_freezing(frozen)))
+    tables = {
+        "README.md": ("bench", f"{table(results)}\n\n{place}"),
+        "docs/results.md": ("accuracy", accuracy()),
+        "docs/freezing.md": ("freezing", costs_of_freezing(frozen)),
+    }
+    root = HERE.parent
+    return {root / name: between((root / name).read_text(), *new) for name, new in tables.items()}
+
+
+def main() -> None:
+    for path, text in documents().items():
+        path.write_text(text)
 
 
 def costs_of_freezing(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
@@ -65,8 +73,11 @@ def costs_of_freezing(results: dict[str, dict[str, dict[str, dict[str, float]]]]
 def between(text: str, name: str, new: str) -> str:
     """The text with what stands between two marks replaced."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"the document has no {begin} ... {end}")
+    return f"{before}{begin}\n{new}\n{end}{after}"
 
 
 if __name__ == "__main__":

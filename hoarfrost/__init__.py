@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from hoarfrost.private import make_private as make_private
     from hoarfrost.run import Private as Private
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = ["Private", "audit", "budget", "check_independence", "clip", "freeze", "make_compatible", "make_private"]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
@@ -30,6 +31,10 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # stated in pyproject.toml alone
+        from importlib import metadata
+
+        return metadata.version("hoarfrost")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])

@@ -1,14 +1,31 @@
-"""Every example in a docstring runs and says the truth."""
+"""What the documents say is true: examples run, tables are those of the results, and the version has one home."""
 
 import doctest
 import importlib
 import pkgutil
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import hoarfrost
+from benchmarks.readme import documents
+from hoarfrost.train import read_recipe
 
+ROOT = Path(__file__).parents[1]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
+
+
+def block(document: str, language: str) -> str:
+    """The first block of code in that language."""
+    found = re.search(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -20,3 +37,48 @@ def test_the_examples_in_the_docstrings_run(name: str) -> None:
 def test_there_are_examples_to_run() -> None:
     for name in ("hoarfrost.private", "hoarfrost.validate"):
         assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).attempted
+
+
+def test_the_loop_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 3)
+    given = {
+        "F": F,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "dataset": TensorDataset(torch.randn(1500, 4), torch.randint(3, (1500,))),
+    }
+    exec(block("README.md", "python"), given)
+    private = given["private"]
+    assert private.steps_taken == 90  # 60 epochs of 1.5 steps
+    assert 2.9 < private.epsilon() <= 3
+    assert str(private.statement()) in capsys.readouterr().out
+
+
+def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(block("docs/command-line.md", "toml") + block("docs/freezing.md", "toml"))
+    recipe = read_recipe(path)
+    assert recipe.privacy.epsilon == 3
+    assert recipe.freeze is not None
+
+
+def test_the_tables_are_those_of_the_results() -> None:
+    """Written by `python -m benchmarks.readme`."""
+    for path, text in documents().items():
+        assert path.read_text() == text
+
+
+def test_the_version_is_stated_in_one_place() -> None:
+    """The changelog, which tells of all versions, is excepted."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert hoarfrost.__version__ == version  # if not: `make test` installs it anew
+    folders = ("hoarfrost", "benchmarks", "tests", "docs", ".github")
+    paths = [path for path in ROOT.iterdir() if path.is_file() and path.name != "CHANGELOG.md"]
+    paths += [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    literal = re.compile(rf"(?<![\d.]){re.escape(version)}(?!\.?\d)")
+    places = {
+        str(path.relative_to(ROOT)): len(literal.findall(path.read_text(errors="ignore")))
+        for path in paths
+        if path.suffix in {"", ".cfg", ".md", ".py", ".toml", ".txt", ".yml"} and path.is_file()
+    }
+    assert {place: count for place, count in places.items() if count} == {"pyproject.toml": 1}

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+import hoarfrost
 from hoarfrost.cli.audit import audit
 from hoarfrost.cli.budget import app as budget
 from hoarfrost.cli.data import app as data
@@ -29,9 +30,7 @@ app.add_typer(data, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        print(f"hoarfrost {metadata.version('hoarfrost')}")
+        print(f"hoarfrost {hoarfrost.__version__}")
         raise typer.Exit
 
 

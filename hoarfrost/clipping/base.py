@@ -130,8 +130,9 @@ class Clipping:
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding."""
-        bounds = norms.new_tensor([bound * (1 - MARGIN) for bound in self.bounds])
-        factors = torch.minimum(self.rule(norms), bounds / norms).clamp_(min=0)
+        aims = [bound * (1 - MARGIN) for bound in self.bounds]
+        most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms
+        factors = torch.minimum(self.rule(norms), most).clamp_(min=0)
         return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,8 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import buffers, costs, sparse
+from hoarfrost.masks import PartialMask
 
 # A squared norm taken as a sum of products can lose digits where the products cancel. What is lost is at most this
 # share of (Σ_t ‖a_t‖‖g_t‖)²; adding it rounds the norm up, so that an example built to cancel is clipped too much
@@ -50,7 +50,7 @@ class Contribution(ABC):
         """⟨gradient, other's gradient⟩ of each example and its rounding scale, or None where no short way is known."""
         return None
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         """The same with zeros at what rests."""
         return Masked(self, part)
 
@@ -88,8 +88,8 @@ class Dense(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Dense(self.gradients[index])
 
-    def cut(self, part: Part) -> Contribution:
-        return Chosen(Dense(self.gradients.flatten(1).index_select(1, part.places)), part)
+    def cut(self, part: PartialMask) -> Contribution:
+        return Chosen(Dense(self.gradients.flatten(1).index_select(1, part.indices)), part)
 
 
 class Outer(Contribution):
@@ -128,7 +128,7 @@ class Outer(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         if part.rows is not None:
             return Chosen(Outer(self.a, self.g.index_select(2, part.rows)), part)
         positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
@@ -145,7 +145,7 @@ class Outer(Contribution):
 class Masked(Contribution):
     """Some elements of any contribution: written out for a few examples at a time, and forgotten again."""
 
-    def __init__(self, whole: Contribution, part: Part):
+    def __init__(self, whole: Contribution, part: PartialMask):
         self.whole, self.part = whole, part
         self.examples = whole.examples
 
@@ -155,13 +155,13 @@ class Masked(Contribution):
         return found + self.unseen()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.part.cleared(self.whole.weighted_sum(weights))
+        return self.part.zero_frozen_(self.whole.weighted_sum(weights))
 
     def unseen(self) -> Tensor | float:
         return self.whole.unseen()
 
     def instantiate(self) -> Tensor:
-        return self.part.cleared(self.whole.instantiate())
+        return self.part.zero_frozen_(self.whole.instantiate())
 
     def take(self, index: Tensor) -> Contribution:
         return type(self)(self.whole.take(index), self.part)
@@ -190,7 +190,7 @@ class MaskedOuter(Masked):
 class GatheredOuter(MaskedOuter):
     """The same where few elements are live: only they are computed. Features come first here, and examples second."""
 
-    def __init__(self, whole: Outer, part: Part):
+    def __init__(self, whole: Outer, part: PartialMask):
         super().__init__(whole, part)
         self.a, self.g = (self._turned(t[:, 0]) for t in (whole.a, whole.g))
 
@@ -205,13 +205,13 @@ class GatheredOuter(MaskedOuter):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = torch.mul(self.g, weights.to(self.g.dtype), out=buffers.lend(self, tuple(self.g.shape), self.g))
-        return self.part.scattered(sparse.each_product(scaled[None], (self.a,), self.part)[0])
+        return self.part.scatter(sparse.each_product(scaled[None], (self.a,), self.part)[0])
 
 
 class Chosen(Contribution):
     """What is live of a parameter, rows or elements: nothing else is computed."""
 
-    def __init__(self, live: Contribution, part: Part):
+    def __init__(self, live: Contribution, part: PartialMask):
         self.live, self.part = live, part
         self.examples = live.examples
 
@@ -219,15 +219,15 @@ class Chosen(Contribution):
         return self.live.squared_norms()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.part.scattered(self.live.weighted_sum(weights).flatten())
+        return self.part.scatter(self.live.weighted_sum(weights).flatten())
 
     def instantiate(self) -> Tensor:
-        return self.part.scattered(self.live.instantiate().flatten(1))
+        return self.part.scatter(self.live.instantiate().flatten(1))
 
     def take(self, index: Tensor) -> Contribution:
         return Chosen(self.live.take(index), self.part)
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         return self  # a rule has done it
 
 
@@ -306,7 +306,7 @@ class Rows(Contribution):
         kept = place[self.owner] >= 0
         return Rows(place[self.owner[kept]], self.index[kept], self.values[kept], len(index), self.height, self.even)
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         return Rows(self.owner, self.index, self.values, self.examples, self.height, self.even, part.mask)
 
     def inner_products(self, other: Contribution) -> tuple[Tensor, Tensor] | None:
@@ -362,7 +362,7 @@ class Together(Contribution):
     def take(self, index: Tensor) -> Contribution:
         return Together([part.take(index) for part in self.parts])
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         return Together([use.cut(part) for use in self.parts])
 
 

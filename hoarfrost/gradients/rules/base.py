@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Part
 from hoarfrost.gradients.contributions import Contribution, working
 from hoarfrost.gradients.tap import Sink
+from hoarfrost.masks import PartialMask
 
 Forward = Callable[..., Any]
 Parts = Iterator[tuple[str, Contribution]]
-Wanted = Mapping[str, bool | Part]  # a module's live parameters by name: True, or what is live of them
+Wanted = Mapping[str, bool | PartialMask]  # a module's live parameters by name: True, or what is live of them
 
 
 class Recorder(Protocol):
@@ -32,7 +32,7 @@ class Recorder(Protocol):
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
 
-    def mask_of(self, parameter: nn.Parameter) -> bool | Part:
+    def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import buffers, costs, sparse
 from hoarfrost.gradients.contributions import (
     Chosen,
@@ -27,6 +26,7 @@ from hoarfrost.gradients.contributions import (
     working,
 )
 from hoarfrost.gradients.rules.base import LayerRule, Parts, Wanted
+from hoarfrost.masks import PartialMask
 
 # Patch and pixel matrices are made for as many examples at a time as fit into this many numbers, to stay in cache.
 CACHED = {"cpu": 1 << 20}
@@ -43,9 +43,9 @@ class ConvRule(LayerRule):
             yield "weight", live_window(x, g, module, live["weight"])
 
 
-def live_window(x: Tensor, g: Tensor, module: Any, part: bool | Part) -> Contribution:
+def live_window(x: Tensor, g: Tensor, module: Any, part: bool | PartialMask) -> Contribution:
     """The weight's contribution, of which only a part may be live."""
-    if not isinstance(part, Part):
+    if not isinstance(part, PartialMask):
         return Window(x, g, module)
     if part.rows is not None and module.groups == 1 and not module.transposed:
         return Chosen(Window(x, g.index_select(2, part.rows), module, rows=len(part.rows)), part)
@@ -59,7 +59,7 @@ class Window(Contribution):
     ``g`` may be about the first so many ``rows`` of the weight only; ``part`` says which elements count.
     """
 
-    def __init__(self, x: Tensor, g: Tensor, module: Any, *, rows: int | None = None, part: Part | None = None):
+    def __init__(self, x: Tensor, g: Tensor, module: Any, *, rows: int | None = None, part: PartialMask | None = None):
         self.x, self.g, self.module = working(x), working(g), module
         self.examples, self.part = x.shape[0], part
         self.shape = module.weight.shape if rows is None else torch.Size([rows, *module.weight.shape[1:]])
@@ -88,7 +88,7 @@ class Window(Contribution):
             total = Dense(self._written).weighted_sum(weights)
             return total.movedim(-1, 1) if self.pixelwise else total
         total = self._whole_sum(weights)
-        return total if self.part is None else self.part.cleared(total)
+        return total if self.part is None else self.part.zero_frozen_(total)
 
     def unseen(self) -> Tensor | float:
         if self._written is not None:
@@ -122,7 +122,7 @@ class Window(Contribution):
             self._write(written)
         return self._ordered(written)
 
-    def cut(self, part: Part) -> Contribution:
+    def cut(self, part: PartialMask) -> Contribution:
         return self if self.part is not None else Masked(self, part)
 
     def _write(self, written: Tensor | None) -> Tensor:
@@ -142,7 +142,7 @@ class Window(Contribution):
             else:
                 torch.sum(torch.bmm(g, patches).view(-1, views, *shape), 1, out=here)
             if self.part is not None:
-                self.part.cleared(self._ordered(here))
+                self.part.zero_frozen_(self._ordered(here))
             found.append(squares(here))
         return torch.cat(found) if found else self.g.new_zeros(0)
 

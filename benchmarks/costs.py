@@ -20,8 +20,7 @@ from rich.table import Table
 from torch import nn
 
 from hoarfrost.gradients import costs
-from hoarfrost.gradients.contributions import Contribution, Outer
-from hoarfrost.gradients.rules.conv import live_window
+from hoarfrost.gradients.contributions import Contribution, Outer, live_window
 from hoarfrost.masks import PartialMask
 
 OUTER = [  # examples, positions, inputs, outputs
@@ -81,7 +80,7 @@ def outer_case(b: int, t: int, p: int, d: int, share: float = 1.0) -> Case:
         return costs.outer(b, t, p, d, "cpu") if share == 1 else costs.masked_outer(b, t, p, d, share, "cpu")
 
     def make() -> Contribution:
-        return Outer(a, g) if share == 1 else Outer(a, g).cut(part)
+        return Outer(a, g) if share == 1 else Outer(a, g).masked(part)
 
     methods = [m for m in estimate() if m != "written" or b * p * d < 2**27]
     return Case(f"linear {b}x{t} {p}→{d}{_live(share)}", estimate, {m: forced(m, make, w) for m in methods})

@@ -364,7 +364,7 @@ def test_channels_may_be_named_in_any_order_and_must_exist() -> None:
     part = resolve_mask(Channels(torch.tensor([2, 0, 2])), parameter)
     assert part.rows.tolist() == [0, 2]
     assert part.mask.tolist() == [[True, True], [False, False], [True, True]]
-    assert contributions.Dense(torch.tensor([[1.0, 2.0, 3.0]])).cut(
+    assert contributions.Dense(torch.tensor([[1.0, 2.0, 3.0]])).masked(
         resolve_mask(Channels(torch.tensor([2, 0])), torch.zeros(3))
     ).weighted_sum(torch.ones(1)).tolist() == [1.0, 0.0, 3.0]
     for wrong in ([3], [-1]):

@@ -110,7 +110,7 @@ def test_an_example_without_a_finite_norm_contributes_exactly_nothing() -> None:
 
 def test_without_rounding_up_a_cancelling_example_would_slip_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounding term is what holds the Gram norms: taken away, the same neighbours move the sum too far."""
-    monkeypatch.setattr(contributions, "ROUNDING", 0.0)
+    monkeypatch.setattr(contributions.rounding, "ROUNDING", 0.0)
     torch.manual_seed(0)
     make, shape = MODELS["sequence (Gram)"]
     engine = engine_for(make(), C)
@@ -210,13 +210,13 @@ def test_rows_of_a_larger_matrix_are_counted_as_a_matrix_of_their_own() -> None:
     """The projections of an attention layer: a side of a product that its factor would make overflow is in the norm."""
     part = resolve_mask(torch.rand(6, 3) < 0.5, torch.zeros(6, 3))
     a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
-    assert contributions.Block(a, g, 2, 6).cut(part).squared_norms().isinf().all()
+    assert contributions.Block(a, g, 2, 6).masked(part).squared_norms().isinf().all()
 
 
 def test_several_uses_of_a_parameter_are_counted_like_one() -> None:
     """Where their gradients must be written out together, with and without a mask."""
     a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
-    together = contributions.Together([contributions.Outer(a, g), contributions.Dense(torch.zeros(1, 2, 3))])
+    reused = contributions.Reused([contributions.Outer(a, g), contributions.Dense(torch.zeros(1, 2, 3))])
     part = resolve_mask(torch.tensor([[True, False, True], [True, True, False]]), torch.zeros(2, 3))
-    assert together.squared_norms().isinf().all()
-    assert together.cut(part).squared_norms().isinf().all()
+    assert reused.squared_norms().isinf().all()
+    assert reused.masked(part).squared_norms().isinf().all()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hoarfrost.gradients.contributions import Dense, working
+from hoarfrost.gradients.contributions import Dense, at_least_float32
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, expect_examples, split_views
 from hoarfrost.gradients.rules.linear import LinearRule, linear
 
@@ -106,7 +106,7 @@ def _for_each_row(recorder: Recorder, parameter: nn.Parameter, rows: int) -> Ten
     views = recorder.views
 
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        recorder.add(parameter, Dense(split_views(working(gradient), views).sum(1, keepdim=True)))
+        recorder.add(parameter, Dense(split_views(at_least_float32(gradient), views).sum(1, keepdim=True)))
 
     return recorder.tap(copies, sink)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Contribution, working
+from hoarfrost.gradients.contributions import Contribution, at_least_float32
 from hoarfrost.gradients.tap import Sink
 from hoarfrost.masks import PartialMask
 
@@ -105,7 +105,7 @@ class LayerRule(Rule):
         """The input to run on, and the dimension that counts its examples."""
         dim = recorder.example_dims(module)(0, x)
         if dim is None:
-            raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+            raise not_attributable(recorder.name_of(module), module, x, recorder.rows)
         return x, dim
 
     @abstractmethod
@@ -152,7 +152,7 @@ def examples_misplaced(name: str, module: Any, given: str) -> NotPrivate:
 
 def over_positions(g: Tensor) -> Tensor:
     """Σ_t g_t: [B, T, channels] → [B, channels], without a copy where there is one position."""
-    return g[:, 0] if g.shape[1] == 1 else working(g).sum(1)
+    return g[:, 0] if g.shape[1] == 1 else at_least_float32(g).sum(1)
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def detached(module: nn.Module) -> Iterator[None]:
         module.__dict__["_parameters"] = own
 
 
-def cannot_tell_examples(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
+def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
     """The error for a layer whose input does not tell the examples apart."""
     return NotPrivate(
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "

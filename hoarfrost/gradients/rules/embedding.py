@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Contribution, Dense, Rows, working
+from hoarfrost.gradients.contributions import Contribution, Dense, Rows, at_least_float32
 from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder, Rule, Wanted, detached, split_views
 
 
@@ -40,7 +40,7 @@ class EmbeddingRule(LayerRule):
         return shared.expand(recorder.rows, *shared.shape[1:]), 0
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        g = working(g)
+        g = at_least_float32(g)
         if module.padding_idx is not None:
             g = torch.where((x == module.padding_idx).unsqueeze(-1), 0, g)
         entries = x.numel() // max(1, len(x))
@@ -84,7 +84,7 @@ class EmbeddingBagRule(Rule):
 
         def sink(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
             owner, flat, share = saved
-            g = working(gradient)
+            g = at_least_float32(gradient)
             contribution: Contribution
             if module.mode == "max":
                 contribution = _of_maxima(module, owner, flat, g, views)
@@ -98,7 +98,7 @@ class EmbeddingBagRule(Rule):
 
 def _of_maxima(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) -> Contribution:
     """Each output coordinate's gradient goes to the one row that was largest there."""
-    table = working(module.weight.detach())
+    table = at_least_float32(module.weight.detach())
     bags = torch.arange(len(g), device=g.device)
     starts = torch.searchsorted(owner, bags)
     largest = torch.embedding_bag(table, index, starts, mode=2)[3]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Dense, working
+from hoarfrost.gradients.contributions import Dense, at_least_float32
 from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Wanted
 
 
@@ -20,7 +20,7 @@ class LayerNormRule(LayerRule):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        x, g = working(x), working(g)
+        x, g = at_least_float32(x), at_least_float32(g)
         between = tuple(range(1, g.dim() - len(module.normalized_shape)))
         if "weight" in live:
             yield "weight", Dense((g * self.normalised(module, x)).sum(between))
@@ -47,7 +47,7 @@ class ChannelNormRule(LayerRule):
         """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both broadcast to [B, K, C]."""
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        x, g = (working(t).reshape(*t.shape[:3], -1) for t in (x, g))
+        x, g = (at_least_float32(t).reshape(*t.shape[:3], -1) for t in (x, g))
         shift = g.sum(3)
         if "weight" in live:
             # Σ g·(x − mean)/std, from two sums: the normalised input is never written out.
@@ -73,7 +73,7 @@ class GroupNormRule(ChannelNormRule):
 
     def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
         size = x.shape[2] // module.num_groups
-        mean, inverse = (working(t).repeat_interleave(size, 2) for t in kept)
+        mean, inverse = (at_least_float32(t).repeat_interleave(size, 2) for t in kept)
         return mean, inverse
 
 
@@ -104,5 +104,6 @@ class BatchNormRule(ChannelNormRule):
             )
 
     def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = (working(t).to(x).expand(*x.shape[:3]) for t in (module.running_mean, module.running_var))
+        running = (module.running_mean, module.running_var)
+        mean, variance = (at_least_float32(t).to(x).expand(*x.shape[:3]) for t in running)
         return mean, (variance + module.eps).rsqrt()

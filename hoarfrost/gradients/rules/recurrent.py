@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples, expect_examples
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, expect_examples, not_attributable
 from hoarfrost.gradients.rules.linear import linear, record_linear, trained
 
 State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
@@ -57,7 +57,7 @@ class RecurrentRule(Rule):
         if isinstance(source, PackedSequence):
             x, lengths = pad_packed_sequence(source)  # in the order in which the examples were before packing
             if x.shape[1] != recorder.rows:
-                raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+                raise not_attributable(recorder.name_of(module), module, x, recorder.rows)
         else:
             expect_examples(recorder, module, (args, kwargs), source)
             x = source.transpose(0, 1) if module.batch_first else source

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hoarfrost.masks import PartialMask
 
 # Row sums are best taken for so many examples at a time, whose table stays in a core's cache.
-AT_ONCE = 128
+EXAMPLES_AT_ONCE = 128
 
 
 def row_sums(table: Tensor, mask: PartialMask) -> Tensor:

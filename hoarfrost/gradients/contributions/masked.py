@@ -70,8 +70,8 @@ class GatheredOuter(MaskedOuter):
         return buffers.lend(self, (t.shape[1], t.shape[0]), t).copy_(t.T)
 
     def squared_norms(self) -> Tensor:
-        found = []
-        for a, g in zip(self.a.split(sparse.AT_ONCE, 1), self.g.split(sparse.AT_ONCE, 1), strict=True):
+        found, size = [], sparse.EXAMPLES_AT_ONCE
+        for a, g in zip(self.a.split(size, 1), self.g.split(size, 1), strict=True):
             found.append(sparse.row_sums(a.square(), self.mask).mul_(g.square()).sum(0, dtype=torch.float64))
         return self._rounded_up(torch.cat(found))
 

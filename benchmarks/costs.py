@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import costs
-from hoarfrost.gradients.contributions import Contribution, Outer
-from hoarfrost.gradients.rules.conv import live_window
+from hoarfrost.gradients.contributions import Contribution, Outer, live_window
+from hoarfrost.masks import PartialMask
 
 OUTER = [  # examples, positions, inputs, outputs
     (1024, 1, 784, 1024), (1024, 1, 1024, 10), (32, 64, 384, 384), (32, 64, 384, 1536), (32, 64, 1536, 384),
@@ -75,13 +74,13 @@ def forced(method: str, make: Callable[[], Any], weights: torch.Tensor) -> float
 
 def outer_case(b: int, t: int, p: int, d: int, share: float = 1.0) -> Case:
     a, g, w = torch.randn(b, t, p), torch.randn(b, t, d), torch.rand(b)
-    part = Part(torch.rand(d, p) < share)
+    part = PartialMask(torch.rand(d, p) < share)
 
     def estimate() -> dict[str, float]:
         return costs.outer(b, t, p, d, "cpu") if share == 1 else costs.masked_outer(b, t, p, d, share, "cpu")
 
     def make() -> Contribution:
-        return Outer(a, g) if share == 1 else Outer(a, g).cut(part)
+        return Outer(a, g) if share == 1 else Outer(a, g).masked(part)
 
     methods = [m for m in estimate() if m != "written" or b * p * d < 2**27]
     return Case(f"linear {b}x{t} {p}→{d}{_live(share)}", estimate, {m: forced(m, make, w) for m in methods})
@@ -94,7 +93,7 @@ def conv_case(b: int, i: int, o: int, width: int, k: int, s: int, pad: int, shar
         g = torch.randn_like(layer(x[:, 0])).unsqueeze(1)
     places, pixels = math.prod(g.shape[3:]), (width + 2 * pad) ** 2
 
-    part = share == 1 or Part(torch.rand(layer.weight.shape) < share)
+    part = share == 1 or PartialMask(torch.rand(layer.weight.shape) < share)
 
     def estimate() -> dict[str, float]:
         sizes = (b, places, pixels, i, o, k * k)

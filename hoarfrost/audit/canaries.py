@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.freezing import Facts, Freezer, Live
-from hoarfrost.freezing.live import as_tensor
+from hoarfrost.masks import as_tensor
 
 TENSORS = 3  # so that there are several left when one is frozen
 

@@ -6,8 +6,8 @@ from hoarfrost.freezing.chance import Random as Random
 from hoarfrost.freezing.chance import RandomTensors as RandomTensors
 from hoarfrost.freezing.largest import Largest as Largest
 from hoarfrost.freezing.layers import Layers as Layers
-from hoarfrost.freezing.live import Channels as Channels
-from hoarfrost.freezing.live import Live as Live
 from hoarfrost.freezing.pruned import Pruned as Pruned
 from hoarfrost.freezing.pruned import prune_from as prune_from
 from hoarfrost.freezing.ranked import Ranked as Ranked
+from hoarfrost.masks import Channels as Channels
+from hoarfrost.masks import Live as Live

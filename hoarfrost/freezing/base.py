@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.live import Live, both, part_of
+from hoarfrost.masks import Live, intersect, resolve_mask
 
 if TYPE_CHECKING:
     from hoarfrost import budget
@@ -137,7 +137,9 @@ class Both(Freezer):
     def live(self, step: int, facts: Facts) -> Live:
         one, two = (part.live(step, facts) for part in self.parts)
         unknown = {name: True for name in (*one, *two) if name not in facts.shapes}  # for `Switch` to refuse
-        masks = {name: both(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()}
+        masks = {
+            name: intersect(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()
+        }
         return masks | unknown
 
     def key(self, step: int, facts: Facts) -> Hashable:
@@ -149,7 +151,7 @@ class Both(Freezer):
         # In the last step most is frozen. What rests for other reasons then is found in its own step.
         if facts.ordered and facts.steps is not None and not self.observes:
             live = self.live(facts.steps - 1, facts)
-            if not any(part_of(live.get(name, False), torch.empty(shape)) for name, shape in facts.shapes.items()):
+            if not any(resolve_mask(live.get(name, False), torch.empty(shape)) for name, shape in facts.shapes.items()):
                 raise InvalidValue(f"{self!r} leaves nothing to train in the last step")
 
     def fresh(self) -> Freezer:

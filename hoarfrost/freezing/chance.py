@@ -15,7 +15,7 @@ import torch
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Channels, Live, Mask
+from hoarfrost.masks import Channels, Live, Mask
 from hoarfrost.noise.keystream import MAX_BYTES, Keystream
 
 Granularity = Literal["element", "channel", "tensor"]

@@ -12,7 +12,7 @@ from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
 from hoarfrost.freezing.chance import smallest
-from hoarfrost.freezing.live import Live
+from hoarfrost.masks import Live
 
 
 class Fixed(Freezer):

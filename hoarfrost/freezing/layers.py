@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Live
+from hoarfrost.masks import Live
 
 LAST_STEPS = 20  # the paper's default: the layers rest for so many steps at the end
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hoarfrost import validate
 from hoarfrost.freezing.base import Facts, Freezer
 from hoarfrost.freezing.chance import Random, live_of, smallest
-from hoarfrost.freezing.live import Live
+from hoarfrost.masks import Live
 
 
 class Ranked(Freezer):

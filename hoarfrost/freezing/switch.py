@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.live import Live, Mask, Masks, Part, own, part_of, same
+from hoarfrost.masks import Live, Mask, Masks, PartialMask, copy_mask, resolve_mask, same_masks
 
 if TYPE_CHECKING:
     from hoarfrost.gradients import Engine
@@ -54,7 +54,7 @@ class Switch:
         live = 0
         for p in self.parameters.values():
             part = self.masks.get(p, True)
-            live += p.requires_grad * (part.count if isinstance(part, Part) else part * p.numel())
+            live += p.requires_grad * (part.count if isinstance(part, PartialMask) else part * p.numel())
         return live / sum(p.numel() for p in self.parameters.values())
 
     def _start(self) -> None:
@@ -101,13 +101,13 @@ class Switch:
             raise InvalidValue(
                 f"live() of {self.freezer!r} returned {live!r}, not the masks of parameters by their names"
             )
-        if self._key is not _NEVER and same(live, self._live):
+        if self._key is not _NEVER and same_masks(live, self._live):
             self._key = key
             return
         unknown = set(live) - set(self.parameters)
         if unknown:
             raise InvalidValue(f"the freezer speaks of {', '.join(sorted(unknown))}, which the optimizer does not move")
-        live = {name: own(mask) for name, mask in live.items()}
+        live = {name: copy_mask(mask) for name, mask in live.items()}
         parts = {p: self._part(name, live.get(name, False)) for name, p in self.parameters.items()}
         if not any(part and (p.requires_grad or p in self.resting) for p, part in parts.items()):
             raise InvalidValue(f"nothing is live in step {step}: it would spend budget and move nothing")
@@ -118,9 +118,9 @@ class Switch:
             self._take_out_of_autograd()
         self._key = key
 
-    def _part(self, name: str, mask: Mask) -> bool | Part:
+    def _part(self, name: str, mask: Mask) -> bool | PartialMask:
         try:
-            return part_of(mask, self.parameters[name])
+            return resolve_mask(mask, self.parameters[name])
         except InvalidValue as error:
             raise InvalidValue(f"{self.freezer!r} for {name}: {error}") from error
 
@@ -147,7 +147,7 @@ class Held:
 
     def __init__(self, optimizer: torch.optim.Optimizer, masks: Masks) -> None:
         self.optimizer = optimizer
-        self.masks = {p: part.mask for p, part in masks.items() if isinstance(part, Part)}
+        self.masks = {p: part.mask for p, part in masks.items() if isinstance(part, PartialMask)}
         self._before: dict[nn.Parameter, dict[Any, Tensor]] = {}
 
     def __enter__(self) -> None:

@@ -19,7 +19,7 @@ class Rates:
     patch: float  # one number copied into a patch matrix
     hold: float = 40.0  # one number kept until the factors are known: memory's price, not a time
     # For live elements alone; where these are not known, whole matrices are computed and masked.
-    call: float = inf  # one example's turn
+    call: float = inf  # what one example costs, however small
     gather: float = inf  # one number added up from a row of a table
     dot: float = inf  # beginning an inner product
     dotted: float = inf  # a multiply-add in it
@@ -32,7 +32,7 @@ RATES = {
 }
 
 
-PIECES = 8  # how often each number of a gradient is touched that is written out, masked, squared and forgotten
+PIECES = 8  # reads and writes of each number of a gradient that is written out, masked, squared and forgotten
 
 
 def _rates(device: str) -> Rates:

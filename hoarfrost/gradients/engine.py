@@ -19,14 +19,14 @@ from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Masks, Part
 from hoarfrost.gradients.batch import Batch, ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
 from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
-from hoarfrost.gradients.rules.base import cannot_tell_examples
+from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.sampling import Chunk
 
 Reduction = Literal["mean", "sum"]
@@ -119,7 +119,7 @@ class Engine:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
         return parameter.requires_grad and parameter in self._group and self.mask_of(parameter) is not False
 
-    def mask_of(self, parameter: nn.Parameter) -> bool | Part:
+    def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
         return self.masks.get(parameter, True)
 
@@ -133,12 +133,12 @@ class Engine:
         def dim_of(order: int, t: Tensor) -> int | None:
             if known is None and self.dims and list(t.shape).count(self.rows) > 1:
                 # It did not run when the examples were located, and more than one dimension could be theirs.
-                raise cannot_tell_examples(self.name_of(module), module, t, self.rows)
+                raise not_attributable(self.name_of(module), module, t, self.rows)
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
             if dim is not None and (dim == MERGED or t.dim() <= dim or t.shape[dim] != self.rows):
-                raise cannot_tell_examples(self.name_of(module), module, t, self.rows)
+                raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
         return dim_of
@@ -253,7 +253,7 @@ class Engine:
 
     def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:
         part = self.mask_of(p)
-        return use.cut(part) if isinstance(part, Part) else use
+        return use.masked(part) if isinstance(part, PartialMask) else use
 
     def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
         """[examples, groups], float32, over live parameters."""

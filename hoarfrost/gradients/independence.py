@@ -24,7 +24,7 @@ def check_independence(
     loss_reduction: Literal["mean", "sum"] = "mean",
     batch_first: bool = True,
 ) -> None:
-    """Raises `NotPrivate` if an example of ``batch`` has a say in another's output or loss gradient.
+    """Raises `NotPrivate` if an example of ``batch`` influences another's output or loss gradient.
 
     The batch is run as it is, with its first example replaced, and with its first example left out. ``batch`` is a
     tensor, a mapping (the model is called with it as keyword arguments) or a tuple whose first entry the model is

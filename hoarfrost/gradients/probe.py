@@ -24,13 +24,13 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.rules.base import examples_misplaced
+from hoarfrost.gradients.rules.base import wrong_example_dim
 from hoarfrost.nested import map_tensors
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
-ORDERED = 6  # examples whose order is followed through the model
+PROBED_EXAMPLES = 6  # examples whose order is followed through the model
 MERGED = -1  # the examples are there, but in one dimension with something else
 Place = tuple[nn.Module, str]  # a module, and its input or its output
 Check = Callable[[Tensor, Tensor], str | None]
@@ -97,7 +97,10 @@ def examples_in(arguments: Any, expected: int | None, batch_first: bool) -> Exam
     """How many examples the arguments hold: as many as the loader drew, or else as the first tensor says."""
     tensors = [item for item in tree_flatten(arguments)[0] if isinstance(item, Tensor) and item.dim()]
     if not tensors:
-        raise NotPrivate("the model was called without a tensor of examples, so its batch cannot be told by example.")
+        raise NotPrivate(
+            "the model was called without a tensor of examples, so gradients cannot be attributed to individual "
+            "examples. Pass the batch to the model: a tensor, or a dict, list or tuple of tensors."
+        )
     if expected is not None:
         examples = Examples(expected, batch_first)
         if any(examples.dim(t) is not None for t in tensors):
@@ -136,7 +139,7 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
     training = {module: module.training for module in model.modules()}
     devices = cuda_devices(model)
     rows = examples.rows // views  # spread over the batch, whose neighbours may be alike
-    chosen = sorted({round(k * (rows - 1) / max(1, ORDERED - 1)) for k in range(ORDERED)})
+    chosen = sorted({round(k * (rows - 1) / max(1, PROBED_EXAMPLES - 1)) for k in range(PROBED_EXAMPLES)})
     some = [example * views + view for example in chosen for view in range(views)]
     replaced = [*some[-views:], *some[views:]]
     with torch.random.fork_rng(devices=devices):
@@ -144,7 +147,9 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
             with _unchanged_buffers(model):
                 two, three = run([0] * 2 * views), run([0] * 3 * views)
             engine.order = engine.order or _order(two)
-            dims = {place: _moving(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()}
+            dims = {
+                place: _counting_dims(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()
+            }
             for (module, kind), found in dims.items():
                 expected = 0 if getattr(module, "batch_first", True) else 1
                 sequences = hasattr(module, "batch_first") and kind == "input"
@@ -152,14 +157,14 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
                     shape = three.calls[module, kind][0][0]
                     if len(shape) != 3 or found[0] != expected:
                         given = f"an input of shape {tuple(shape)} for {3 * views} rows"
-                        raise examples_misplaced(engine.name_of(module), module, given)
+                        raise wrong_example_dim(engine.name_of(module), module, given)
             try:
                 # The same random numbers in both: where only the first example differs, only its rows may.
                 before, after = run(some, values=True), run(replaced, values=True)
                 model.eval()  # without dropout, reversed rows can be compared
                 straight, again = run(some, values=True), run(some, values=True, seed=1)
-                _compare(engine, dims, len(some), _reversed, straight, run(some[::-1], values=True), again)
-                _compare(engine, dims, len(some), _untouched(views), before, after)
+                _compare(engine, dims, len(some), _order_unchanged, straight, run(some[::-1], values=True), again)
+                _compare(engine, dims, len(some), _others_unchanged(views), before, after)
             except RuntimeError:  # a model may insist on a batch that its collate function has sorted
                 pass
         finally:
@@ -185,26 +190,26 @@ def _order(seen: Seen) -> list[nn.Module]:
     return list(dict.fromkeys(module for module, kind in seen.calls if kind == "input"))
 
 
-def _untouched(views: int) -> Check:
+def _others_unchanged(views: int) -> Check:
     """Rows of all examples but the first are as they were."""
 
     def check(before: Tensor, after: Tensor) -> str | None:
         if _close(before[views:], after[views:]):
             return None
         return (
-            "changing one example of the batch changes what is computed here for others, so no example's gradient is "
-            "its own. Let every example be computed from itself alone."
+            "changing one example of the batch changes what is computed here for others, so gradients cannot be "
+            "attributed to individual examples. Compute every example from that example alone."
         )
 
     return check
 
 
-def _reversed(straight: Tensor, backward: Tensor) -> str | None:
+def _order_unchanged(straight: Tensor, backward: Tensor) -> str | None:
     if _close(straight.flip(0), backward):
         return None
     return (
-        "examples are here in another order than in the batch, so the norms of different examples would be taken for "
-        "one. Sort outside of the model (in the collate function), or let pack_padded_sequence do it with "
+        "examples are here in another order than in the batch, so gradients of different examples would be added up in "
+        "one norm. Sort outside of the model (in the collate function), or let pack_padded_sequence do it with "
         "enforce_sorted=False."
     )
 
@@ -264,7 +269,7 @@ def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _moving(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
+def _counting_dims(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
     found: list[tuple[int | None, ...]] = []
     for call_two, call_three in zip(with_two, with_three, strict=True):
         dims: list[int | None] = []
@@ -277,6 +282,6 @@ def _moving(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tup
     if any(dims != longest[: len(dims)] for dims in found):
         raise NotPrivate(
             f"{engine.name_of(place[0])} ({type(place[0]).__name__}) is called several times with the examples in "
-            "different places. Keep them in the same dimension at every call."
+            "different dimensions. Keep them in the same dimension at every call."
         )
     return longest

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Masks, Part
 from hoarfrost.freezing.switch import Held, Switch
 from hoarfrost.gradients import Engine
+from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.noise import Noise
 
 
@@ -170,17 +170,17 @@ def _moves_nothing_by_zero(optimizer: Optimizer) -> bool:
     return all(quiet) and all(math.isfinite(group["lr"]) for group in optimizer.param_groups)
 
 
-def _live(gradient: Tensor, part: bool | Part) -> Tensor:
+def _live(gradient: Tensor, part: bool | PartialMask) -> Tensor:
     """What is live of it, one number after the other where it is not everything."""
-    if isinstance(part, Part):
-        return gradient.flatten().index_select(0, part.places)
+    if isinstance(part, PartialMask):
+        return gradient.flatten().index_select(0, part.indices)
     return gradient if part else gradient.new_empty(0)
 
 
-def _everything(live: Tensor, part: bool | Part, p: nn.Parameter) -> Tensor:
+def _everything(live: Tensor, part: bool | PartialMask, p: nn.Parameter) -> Tensor:
     """The same with zeros at what rests."""
-    if isinstance(part, Part):
-        return part.scattered(live)
+    if isinstance(part, PartialMask):
+        return part.scatter(live)
     return live if part else live.new_zeros(p.shape)
 
 

@@ -14,9 +14,9 @@ from hoarfrost.audit.canaries import ByFreezer
 from hoarfrost.audit.everything import Subject, everything
 from hoarfrost.audit.neighbours import SensitivityAudit
 from hoarfrost.freezing import Random
-from hoarfrost.freezing.live import Part
 from hoarfrost.gradients import Engine
 from hoarfrost.gradients.contributions import MaskedOuter
+from hoarfrost.masks import PartialMask
 from hoarfrost.noise import Noise
 from tests.train.recipes import tiny
 
@@ -81,7 +81,7 @@ def test_what_rests_gets_no_noise_and_what_lives_gets_all_of_it(monkeypatch: pyt
     rows = ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"))
     assert audit.noise(model=net(), shape=(1, 6, 6), freeze=rows).passed
     with monkeypatch.context() as patch:  # noise in the wrong places
-        patch.setattr(Part, "places", property(lambda self: torch.arange(self.count)))
+        patch.setattr(PartialMask, "indices", property(lambda self: torch.arange(self.count)))
         assert not audit.noise(model=net(), shape=(1, 6, 6), freeze=SOME).passed
     with monkeypatch.context() as patch:  # noise on none that are live
         patch.setattr(Noise, "add_", lambda *_: None)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import hoarfrost
 from hoarfrost import budget
 from hoarfrost.freezing import Channels, Facts, Freezer, Live
-from hoarfrost.freezing.live import Mask
+from hoarfrost.masks import Mask
 
 N = 12
 PLAN = {"sample_rate": 0.5, "steps": 4, "noise_multiplier": 3.0}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.freezing import Channels, Facts, Random, RandomTensors
-from hoarfrost.freezing.live import as_tensor
+from hoarfrost.masks import as_tensor
 from tests import oracle
 from tests.freezing.small import PLAN, make, net, step
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Channels, Facts, Freezer, Live
-from hoarfrost.freezing.live import as_tensor, part_of
 from hoarfrost.gradients import contributions
+from hoarfrost.masks import as_tensor, resolve_mask
 from hoarfrost.noise import Noise
 from tests import oracle
 from tests.freezing.small import N, Scripted, data, make, net, some_masks, step
@@ -361,15 +361,15 @@ def test_parameters_may_lie_in_memory_as_they_like(granularity: str) -> None:
 
 def test_channels_may_be_named_in_any_order_and_must_exist() -> None:
     parameter = torch.zeros(3, 2)
-    part = part_of(Channels(torch.tensor([2, 0, 2])), parameter)
+    part = resolve_mask(Channels(torch.tensor([2, 0, 2])), parameter)
     assert part.rows.tolist() == [0, 2]
     assert part.mask.tolist() == [[True, True], [False, False], [True, True]]
-    assert contributions.Dense(torch.tensor([[1.0, 2.0, 3.0]])).cut(
-        part_of(Channels(torch.tensor([2, 0])), torch.zeros(3))
+    assert contributions.Dense(torch.tensor([[1.0, 2.0, 3.0]])).masked(
+        resolve_mask(Channels(torch.tensor([2, 0])), torch.zeros(3))
     ).weighted_sum(torch.ones(1)).tolist() == [1.0, 0.0, 3.0]
     for wrong in ([3], [-1]):
         with pytest.raises(InvalidValue, match="numbers of its rows"):
-            part_of(Channels(torch.tensor(wrong)), parameter)
+            resolve_mask(Channels(torch.tensor(wrong)), parameter)
 
 
 def test_what_a_part_of_a_composition_says_wrongly_is_refused() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hoarfrost.clipping import Local
-from hoarfrost.freezing.live import Channels, Mask, as_tensor, part_of
 from hoarfrost.gradients import Engine, costs
+from hoarfrost.masks import Channels, Mask, as_tensor, resolve_mask
 from hoarfrost.sampling import Chunk
 from tests import oracle
 from tests.gradients.settings import TABLE, Setting, patched, projected
@@ -31,7 +31,7 @@ def fast(
     engine = Engine(
         model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0
     )
-    engine.masks = {p: part_of(masks[name], p) for p, name in names.items() if masks and name in masks}
+    engine.masks = {p: resolve_mask(masks[name], p) for p, name in names.items() if masks and name in masks}
     losses = projected(model_output(engine, model, batch, setting))
     (losses.sum() if reduction == "sum" else losses.mean()).backward()
     assert all(p.grad is None for p in names)

@@ -442,7 +442,7 @@ REFUSED = {
     "a batch sorted and packed": (SortsAndPacks, of_lengths(1, 3, 2, 1, 3), r"lstm \(LSTM\).* another order"),
     "a mean over the batch": (Centres, torch.randn(5, 4), r"inner \(Linear\), its input: changing one example"),
     "a weight read by another module": (UsesAnothersWeight, torch.randint(7, (5, 3)), r"table\.weight is used outside"),
-    "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be told apart"),
+    "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be attributed"),
     "a buffer that keeps data": (Counts, torch.randn(5, 4), "buffer seen changes"),
     "a bare matrix": (MatrixOfItsOwn, torch.randn(5, 4), "own parameter mix in (matmul|__matmul__)"),
 }

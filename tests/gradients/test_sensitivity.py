@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.freezing.live import part_of
 from hoarfrost.gradients import contributions, costs
+from hoarfrost.masks import resolve_mask
 from tests.gradients.driver import clipped_sums, engine_for, flat
 from tests.gradients.settings import Bare, Scale, Tied
 
@@ -110,7 +110,7 @@ def test_an_example_without_a_finite_norm_contributes_exactly_nothing() -> None:
 
 def test_without_rounding_up_a_cancelling_example_would_slip_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounding term is what holds the Gram norms: taken away, the same neighbours move the sum too far."""
-    monkeypatch.setattr(contributions, "ROUNDING", 0.0)
+    monkeypatch.setattr(contributions.rounding, "ROUNDING", 0.0)
     torch.manual_seed(0)
     make, shape = MODELS["sequence (Gram)"]
     engine = engine_for(make(), C)
@@ -188,7 +188,7 @@ def test_with_coordinates_at_rest_one_example_moves_no_more(
     for clip_norm in {0.7, 1e3, *(share * norm for share in (0.51, 0.6, 0.9) if norm > 1e-20)}:
         copied = copy.deepcopy(model)
         engine = engine_for(copied, clip_norm, loss_reduction="mean")
-        engine.masks = {copied.weight: part_of(mask, copied.weight)}
+        engine.masks = {copied.weight: resolve_mask(mask, copied.weight)}
         total = clipped_sums(engine, x, lambda output: (output * g).sum())["weight"].double()
         assert (total[~mask] == 0).all()
         assert total.norm() <= clip_norm * (1 + 1e-6)
@@ -208,15 +208,15 @@ def test_a_long_row_of_small_numbers_beside_a_large_one_is_counted() -> None:
 
 def test_rows_of_a_larger_matrix_are_counted_as_a_matrix_of_their_own() -> None:
     """The projections of an attention layer: a side of a product that its factor would make overflow is in the norm."""
-    part = part_of(torch.rand(6, 3) < 0.5, torch.zeros(6, 3))
+    part = resolve_mask(torch.rand(6, 3) < 0.5, torch.zeros(6, 3))
     a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
-    assert contributions.Block(a, g, 2, 6).cut(part).squared_norms().isinf().all()
+    assert contributions.Block(a, g, 2, 6).masked(part).squared_norms().isinf().all()
 
 
 def test_several_uses_of_a_parameter_are_counted_like_one() -> None:
     """Where their gradients must be written out together, with and without a mask."""
     a, g = torch.full((1, 2, 3), 1e-40), torch.full((1, 2, 2), LARGE)
-    together = contributions.Together([contributions.Outer(a, g), contributions.Dense(torch.zeros(1, 2, 3))])
-    part = part_of(torch.tensor([[True, False, True], [True, True, False]]), torch.zeros(2, 3))
-    assert together.squared_norms().isinf().all()
-    assert together.cut(part).squared_norms().isinf().all()
+    reused = contributions.Reused([contributions.Outer(a, g), contributions.Dense(torch.zeros(1, 2, 3))])
+    part = resolve_mask(torch.tensor([[True, False, True], [True, True, False]]), torch.zeros(2, 3))
+    assert reused.squared_norms().isinf().all()
+    assert reused.masked(part).squared_norms().isinf().all()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from hoarfrost.gradients.rules.attention import AttentionRule
-from hoarfrost.gradients.rules.bare import BareRule
 from hoarfrost.gradients.rules.base import Recorder, Rule
 from hoarfrost.gradients.rules.conv import ConvRule
+from hoarfrost.gradients.rules.direct import DirectParametersRule
 from hoarfrost.gradients.rules.embedding import EmbeddingBagRule, EmbeddingRule
 from hoarfrost.gradients.rules.fallback import FallbackRule
 from hoarfrost.gradients.rules.linear import LinearRule, TransposedLinearRule
@@ -66,9 +66,9 @@ def rule_for(module: nn.Module) -> Rule | None:
             break
     own = [p for p in module._parameters.values() if p is not None]
     ordinary = len(set(own)) == len(own) and all(p.is_floating_point() for p in own) and "forward" not in vars(module)
-    if rule is not None and ordinary and rule.knows(module):
+    if rule is not None and ordinary and rule.applies_to(module):
         return rule
     if not any(True for _ in module.parameters(recurse=False)):
         return None
     inside = any(True for child in module.children() for _ in child.parameters())
-    return BareRule() if inside and not hasattr(module, "parametrizations") else FallbackRule()
+    return DirectParametersRule() if inside and not hasattr(module, "parametrizations") else FallbackRule()

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hoarfrost.gradients.contributions import Dense, working
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, expect_examples, split_views
+from hoarfrost.gradients.contributions import Dense, at_least_float32
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, check_example_dim, split_views
 from hoarfrost.gradients.rules.linear import LinearRule, linear
 
 
@@ -25,19 +25,19 @@ class AttentionRule(Rule):
         {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"}
     )
 
-    def knows(self, module: Any) -> bool:
+    def applies_to(self, module: Any) -> bool:
         out = module.out_proj
         return (
             set(module._parameters) <= self.parameters
             and not hasattr(module, "parametrizations")
             and isinstance(out, nn.Linear)
             and type(out).forward is nn.Linear.forward
-            and LinearRule().knows(out)
+            and LinearRule().applies_to(out)
         )
 
     def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        expect_examples(recorder, module, (args, kwargs), given["query"], given["key"], given["value"])
+        check_example_dim(recorder, module, (args, kwargs), given["query"], given["key"], given["value"])
         return _attend(recorder, module, *args, **kwargs)
 
 
@@ -106,7 +106,7 @@ def _for_each_row(recorder: Recorder, parameter: nn.Parameter, rows: int) -> Ten
     views = recorder.views
 
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        recorder.add(parameter, Dense(split_views(working(gradient), views).sum(1, keepdim=True)))
+        recorder.add(parameter, Dense(split_views(at_least_float32(gradient), views).sum(1, keepdim=True)))
 
     return recorder.tap(copies, sink)
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.live import Part
-from hoarfrost.gradients.contributions import Contribution, working
+from hoarfrost.gradients.contributions import Contribution, at_least_float32
 from hoarfrost.gradients.tap import Sink
+from hoarfrost.masks import PartialMask
 
 Forward = Callable[..., Any]
-Parts = Iterator[tuple[str, Contribution]]
-Wanted = Mapping[str, bool | Part]  # a module's live parameters by name: True, or what is live of them
+NamedContributions = Iterator[tuple[str, Contribution]]
+LiveMasks = Mapping[str, bool | PartialMask]  # a module's live parameters by name: True, or what is live of them
 
 
 class Recorder(Protocol):
@@ -32,7 +32,7 @@ class Recorder(Protocol):
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
 
-    def mask_of(self, parameter: nn.Parameter) -> bool | Part:
+    def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
@@ -61,7 +61,7 @@ class Rule(ABC):
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""
 
-    def knows(self, module: nn.Module) -> bool:
+    def applies_to(self, module: nn.Module) -> bool:
         """Whether the module holds just the parameters that this rule is about (and none that something added)."""
         return True
 
@@ -78,24 +78,24 @@ class LayerRule(Rule):
 
     parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
 
-    def knows(self, module: nn.Module) -> bool:
+    def applies_to(self, module: nn.Module) -> bool:
         return set(module._parameters) <= self.parameters and not hasattr(module, "parametrizations")
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         x, dim = self.locate(recorder, module, args[0] if args else kwargs.pop("input"))
         with detached(module):
-            output, *kept = self.run(module, original, x, *args[1:], **kwargs)
+            output, *saved = self.run(module, original, x, *args[1:], **kwargs)
 
         views = recorder.views
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             own = module.named_parameters(recurse=False)
             live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
-            g, x, *kept = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
-            for name, contribution in self.contributions(module, x, g, live, *kept):
+            g, x, *saved = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
+            for name, contribution in self.contributions(module, x, g, live, *saved):
                 recorder.add(module.get_parameter(name), contribution)
 
-        return recorder.tap(output, sink, x, *kept)
+        return recorder.tap(output, sink, x, *saved)
 
     def run(self, module: Any, original: Forward, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """The layer's output, and what else of its forward pass (for each row) its contributions are made from."""
@@ -105,11 +105,11 @@ class LayerRule(Rule):
         """The input to run on, and the dimension that counts its examples."""
         dim = recorder.example_dims(module)(0, x)
         if dim is None:
-            raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+            raise not_attributable(recorder.name_of(module), module, x, recorder.rows)
         return x, dim
 
     @abstractmethod
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
         """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...].
 
         What is frozen of them is left out afterwards; a rule that can save work by knowing looks at ``live`` itself.
@@ -121,12 +121,12 @@ def split_views(t: Tensor, views: int) -> Tensor:
     return t.unflatten(0, (-1, views)) if t.shape[0] else t.reshape(0, views, *t.shape[1:])
 
 
-def positions(t: Tensor) -> Tensor:
+def flatten_positions(t: Tensor) -> Tensor:
     """[B, K, ..., channels] → [B, T, channels]."""
     return t.reshape(t.shape[0], -1, t.shape[-1]) if t.numel() else t.new_zeros(t.shape[0], 1, t.shape[-1])
 
 
-def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences: Tensor) -> None:
+def check_example_dim(recorder: Recorder, module: Any, arguments: Any, *sequences: Tensor) -> None:
     """Refuses any of the ``sequences`` in a call's ``arguments`` whose examples are not where the module expects them.
 
     Anywhere else they would be steps of one sequence, and see each other.
@@ -138,11 +138,11 @@ def expect_examples(recorder: Recorder, module: Any, arguments: Any, *sequences:
     for t in sequences:
         if t.is_nested or t.dim() != 3 or dim_of(order[id(t)], t) != expected:
             given = "a nested input" if t.is_nested else f"an input of shape {tuple(t.shape)}"
-            raise examples_misplaced(recorder.name_of(module), module, f"{given} for {recorder.rows} examples")
+            raise wrong_example_dim(recorder.name_of(module), module, f"{given} for {recorder.rows} examples")
 
 
-def examples_misplaced(name: str, module: Any, given: str) -> NotPrivate:
-    """The error for a layer over sequences that would take examples for steps of one."""
+def wrong_example_dim(name: str, module: Any, given: str) -> NotPrivate:
+    """The error for a layer over sequences that would take examples for steps of one sequence."""
     return NotPrivate(
         f"{name} ({type(module).__name__}, batch_first={module.batch_first}) gets {given}, where examples must be "
         f"dimension {0 if module.batch_first else 1} of 3: anywhere else they would be steps of one sequence, and mix. "
@@ -150,9 +150,9 @@ def examples_misplaced(name: str, module: Any, given: str) -> NotPrivate:
     )
 
 
-def over_positions(g: Tensor) -> Tensor:
+def sum_positions(g: Tensor) -> Tensor:
     """Σ_t g_t: [B, T, channels] → [B, channels], without a copy where there is one position."""
-    return g[:, 0] if g.shape[1] == 1 else working(g).sum(1)
+    return g[:, 0] if g.shape[1] == 1 else at_least_float32(g).sum(1)
 
 
 @contextmanager
@@ -166,10 +166,11 @@ def detached(module: nn.Module) -> Iterator[None]:
         module.__dict__["_parameters"] = own
 
 
-def cannot_tell_examples(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
-    """The error for a layer whose input does not tell the examples apart."""
+def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
+    """The error for a layer whose gradients cannot be attributed to individual examples."""
     return NotPrivate(
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
-        f"{rows} examples of this batch, so their gradients cannot be told apart. Keep the examples in a dimension of "
-        f"their own (no flattening with others), and expand what they share: x.expand({rows}, ...)."
+        f"{rows} examples of this batch, so its gradients cannot be attributed to individual examples. Keep the "
+        f"examples in a dimension of their own (no flattening with others), and expand what they share: "
+        f"x.expand({rows}, ...)."
     )

@@ -6,12 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Contribution, Dense, Rows, working
-from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Recorder, Rule, Wanted, detached, split_views
+from hoarfrost.gradients.contributions import Contribution, Dense, Rows, at_least_float32
+from hoarfrost.gradients.rules.base import (
+    Forward,
+    LayerRule,
+    LiveMasks,
+    NamedContributions,
+    Recorder,
+    Rule,
+    detached,
+    split_views,
+)
 
 
-def refuse_mixing(module: Any, name: str) -> None:
-    """Both kinds have two settings under which examples meet."""
+def check_settings(module: Any, name: str) -> None:
+    """Refuses the two settings of both layers under which examples mix."""
     if module.scale_grad_by_freq:
         raise NotPrivate(
             f"{name}: scale_grad_by_freq divides an example's gradient by how often the whole batch uses a word, "
@@ -28,7 +37,7 @@ class EmbeddingRule(LayerRule):
     """y = W[x]; the row ``padding_idx`` gets no gradient."""
 
     def check(self, module: Any, name: str) -> None:
-        refuse_mixing(module, name)
+        check_settings(module, name)
 
     def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         dim = recorder.example_dims(module)(0, x)
@@ -39,8 +48,8 @@ class EmbeddingRule(LayerRule):
         shared = x if x.dim() > 1 and x.shape[0] == 1 else x.unsqueeze(0)
         return shared.expand(recorder.rows, *shared.shape[1:]), 0
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        g = working(g)
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
+        g = at_least_float32(g)
         if module.padding_idx is not None:
             g = torch.where((x == module.padding_idx).unsqueeze(-1), 0, g)
         entries = x.numel() // max(1, len(x))
@@ -54,7 +63,7 @@ class EmbeddingBagRule(Rule):
     parameters = frozenset({"weight"})
 
     def check(self, module: Any, name: str) -> None:
-        refuse_mixing(module, name)
+        check_settings(module, name)
 
     def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
         names = ("input", "offsets", "per_sample_weights")
@@ -65,8 +74,8 @@ class EmbeddingBagRule(Rule):
         bags = output.shape[0]
         if bags != recorder.rows:
             raise NotPrivate(
-                f"{recorder.name_of(module)} (EmbeddingBag) makes {bags} bags for {recorder.rows} examples: "
-                "a bag must be an example, or the examples' gradients cannot be told apart."
+                f"{recorder.name_of(module)} (EmbeddingBag) makes {bags} bags for {recorder.rows} examples, "
+                "so its gradients cannot be attributed to individual examples. Give every example exactly one bag."
             )
         if offsets is None:
             owner = torch.arange(bags, device=index.device).repeat_interleave(index.shape[1])
@@ -84,10 +93,10 @@ class EmbeddingBagRule(Rule):
 
         def sink(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
             owner, flat, share = saved
-            g = working(gradient)
+            g = at_least_float32(gradient)
             contribution: Contribution
             if module.mode == "max":
-                contribution = _of_maxima(module, owner, flat, g, views)
+                contribution = _max_rows(module, owner, flat, g, views)
             else:
                 values = g[owner] * share.to(g).unsqueeze(1)
                 contribution = Rows(owner // views, flat, values, bags // views, module.num_embeddings)
@@ -96,9 +105,9 @@ class EmbeddingBagRule(Rule):
         return recorder.tap(output, sink, owner, flat, share)
 
 
-def _of_maxima(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) -> Contribution:
+def _max_rows(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) -> Contribution:
     """Each output coordinate's gradient goes to the one row that was largest there."""
-    table = working(module.weight.detach())
+    table = at_least_float32(module.weight.detach())
     bags = torch.arange(len(g), device=g.device)
     starts = torch.searchsorted(owner, bags)
     largest = torch.embedding_bag(table, index, starts, mode=2)[3]

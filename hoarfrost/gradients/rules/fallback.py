@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, not_attributable
 
 
 class FallbackRule(Rule):
@@ -34,7 +34,7 @@ class FallbackRule(Rule):
             dims[i] = dims_of(order, flat[i])
         name = recorder.name_of(module)
         if tensors and all(dims[i] is None for i in tensors):
-            raise cannot_tell_examples(name, module, flat[tensors[0]], recorder.rows)
+            raise not_attributable(name, module, flat[tensors[0]], recorder.rows)
 
         own: dict[str, Tensor] = {}
         for key, p in module.named_parameters():

@@ -6,7 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hoarfrost.gradients.contributions import Block, Dense, Outer
-from hoarfrost.gradients.rules.base import LayerRule, Parts, Recorder, Wanted, over_positions, positions, split_views
+from hoarfrost.gradients.rules.base import (
+    LayerRule,
+    LiveMasks,
+    NamedContributions,
+    Recorder,
+    flatten_positions,
+    split_views,
+    sum_positions,
+)
 
 
 class LinearRule(LayerRule):
@@ -14,12 +22,12 @@ class LinearRule(LayerRule):
 
     transposed = False
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        x, g = positions(x), positions(g)
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
+        x, g = flatten_positions(x), flatten_positions(g)
         if "weight" in live:
             yield "weight", Outer(g, x) if self.transposed else Outer(x, g)
         if "bias" in live:
-            yield "bias", Dense(over_positions(g))
+            yield "bias", Dense(sum_positions(g))
 
 
 class TransposedLinearRule(LinearRule):
@@ -42,7 +50,7 @@ def linear(
 ) -> Tensor:
     """x Wᵀ + b, where W and b are some rows of these parameters and ``dim`` of ``x`` counts examples."""
     output = F.linear(x, weight.detach()[weight_rows], None if bias is None else bias.detach()[bias_rows])
-    if not trained(recorder, weight, bias):
+    if not any_live(recorder, weight, bias):
         return output
 
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -51,7 +59,7 @@ def linear(
     return recorder.tap(output, sink, x)
 
 
-def trained(recorder: Recorder, *parameters: nn.Parameter | None) -> bool:
+def any_live(recorder: Recorder, *parameters: nn.Parameter | None) -> bool:
     """Whether any of them is live."""
     return any(p is not None and recorder.trains(p) for p in parameters)
 
@@ -67,11 +75,11 @@ def record_linear(
     bias_rows: slice = ALL,
 ) -> None:
     """Adds what such a map contributes, from its input ``x`` and output gradient ``g``."""
-    x, g = (positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
+    x, g = (flatten_positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
     if recorder.trains(weight):
         start, stop, _ = weight_rows.indices(len(weight))
         whole = stop - start == len(weight)
         recorder.add(weight, Outer(x, g) if whole else Block(x, g, start, len(weight)))
     if bias is not None and recorder.trains(bias):
         start, stop, _ = bias_rows.indices(len(bias))
-        recorder.add(bias, Dense(F.pad(over_positions(g), (start, len(bias) - stop))))
+        recorder.add(bias, Dense(F.pad(sum_positions(g), (start, len(bias) - stop))))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.contributions import Dense, working
-from hoarfrost.gradients.rules.base import Forward, LayerRule, Parts, Wanted
+from hoarfrost.gradients.contributions import Dense, at_least_float32
+from hoarfrost.gradients.rules.base import Forward, LayerRule, LiveMasks, NamedContributions
 
 
 class LayerNormRule(LayerRule):
@@ -19,8 +19,8 @@ class LayerNormRule(LayerRule):
     def normalised(self, module: Any, x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        x, g = working(x), working(g)
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
+        x, g = at_least_float32(x), at_least_float32(g)
         between = tuple(range(1, g.dim() - len(module.normalized_shape)))
         if "weight" in live:
             yield "weight", Dense((g * self.normalised(module, x)).sum(between))
@@ -43,16 +43,16 @@ class ChannelNormRule(LayerRule):
     """A scale and a shift for each channel, [B, K, C, ...], after some mean and standard deviation were taken out."""
 
     @abstractmethod
-    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, module: Any, x: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and 1/standard deviation for each channel of ``x`` [B, K, C, S]: both broadcast to [B, K, C]."""
 
-    def contributions(self, module: Any, x: Tensor, g: Tensor, live: Wanted, *kept: Tensor) -> Parts:
-        x, g = (working(t).reshape(*t.shape[:3], -1) for t in (x, g))
+    def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
+        x, g = (at_least_float32(t).reshape(*t.shape[:3], -1) for t in (x, g))
         shift = g.sum(3)
         if "weight" in live:
             # Σ g·(x − mean)/std, from two sums: the normalised input is never written out.
             product = torch.einsum("bkcs,bkcs->bkc", g, x)
-            mean, inverse = self.statistics(module, x, *kept)
+            mean, inverse = self.statistics(module, x, *saved)
             yield "weight", Dense(((product - shift * mean) * inverse).sum(1))
         if "bias" in live:
             yield "bias", Dense(shift.sum(1))
@@ -71,9 +71,9 @@ class GroupNormRule(ChannelNormRule):
         )
         return output, mean.detach(), inverse.detach()
 
-    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, module: Any, x: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
         size = x.shape[2] // module.num_groups
-        mean, inverse = (working(t).repeat_interleave(size, 2) for t in kept)
+        mean, inverse = (at_least_float32(t).repeat_interleave(size, 2) for t in saved)
         return mean, inverse
 
 
@@ -87,7 +87,7 @@ class InstanceNormRule(ChannelNormRule):
                 "without noise. Set track_running_stats=False, or call hoarfrost.make_compatible(model)."
             )
 
-    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
+    def statistics(self, module: Any, x: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(x, dim=3, correction=0)
         return mean, (variance + module.eps).rsqrt()
 
@@ -98,11 +98,13 @@ class BatchNormRule(ChannelNormRule):
     def check(self, module: Any, name: str) -> None:
         if module.training or module.running_mean is None:
             raise NotPrivate(
-                f"{name} ({type(module).__name__}) normalises every example by the others in its batch, so no "
-                "example's gradient is its own. Call hoarfrost.make_compatible(model) to put GroupNorm in its place, "
-                "or keep this module in eval() with running statistics that come from public data."
+                f"{name} ({type(module).__name__}) normalises every example by the others in its batch, so "
+                "gradients cannot be attributed to individual examples. Call hoarfrost.make_compatible(model) to put "
+                "GroupNorm in its place, or keep this module in eval() with running statistics that come from public "
+                "data."
             )
 
-    def statistics(self, module: Any, x: Tensor, *kept: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = (working(t).to(x).expand(*x.shape[:3]) for t in (module.running_mean, module.running_var))
+    def statistics(self, module: Any, x: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor]:
+        running = (module.running_mean, module.running_var)
+        mean, variance = (at_least_float32(t).to(x).expand(*x.shape[:3]) for t in running)
         return mean, (variance + module.eps).rsqrt()

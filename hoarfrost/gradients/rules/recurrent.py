@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, cannot_tell_examples, expect_examples
-from hoarfrost.gradients.rules.linear import linear, record_linear, trained
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, check_example_dim, not_attributable
+from hoarfrost.gradients.rules.linear import any_live, linear, record_linear
 
 State = tuple[Tensor, ...]  # (hidden,) or, in an LSTM, (hidden, cell)
 
@@ -48,7 +48,7 @@ CELLS = {"RNN_TANH": _tanh, "RNN_RELU": _relu, "LSTM": _lstm, "GRU": _gru}
 class RecurrentRule(Rule):
     """All layers and directions of a recurrent module, on padded or packed sequences."""
 
-    def knows(self, module: Any) -> bool:
+    def applies_to(self, module: Any) -> bool:
         return set(module._parameters) == set(module._flat_weights_names) and not hasattr(module, "parametrizations")
 
     def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
@@ -57,9 +57,9 @@ class RecurrentRule(Rule):
         if isinstance(source, PackedSequence):
             x, lengths = pad_packed_sequence(source)  # in the order in which the examples were before packing
             if x.shape[1] != recorder.rows:
-                raise cannot_tell_examples(recorder.name_of(module), module, x, recorder.rows)
+                raise not_attributable(recorder.name_of(module), module, x, recorder.rows)
         else:
-            expect_examples(recorder, module, (args, kwargs), source)
+            check_example_dim(recorder, module, (args, kwargs), source)
             x = source.transpose(0, 1) if module.batch_first else source
             lengths = torch.full((x.shape[1],), len(x))
         states = (start,) if isinstance(start, Tensor) else start or _zeros(module, x)
@@ -135,7 +135,7 @@ class _EachStep:
     """
 
     def __init__(self, recorder: Recorder, weight: nn.Parameter, bias: nn.Parameter | None, onto: Tensor):
-        self.weight, self.live = weight.detach().T, trained(recorder, weight, bias)
+        self.weight, self.live = weight.detach().T, any_live(recorder, weight, bias)
         seen = self.seen = [weight.new_empty(0)] * len(onto)
         if bias is not None:
             onto = onto + bias.detach()

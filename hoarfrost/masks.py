@@ -1,4 +1,7 @@
-"""Which coordinates move: for each parameter everything, nothing, some rows, or some elements."""
+"""Masks: which coordinates of a parameter are live (trained). All, none, some rows, or some elements.
+
+Freezers make them, the gradient engine and the optimizer obey them, and none of the three needs another for that.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,11 @@ Live = Mapping[str, Mask]
 """The live coordinates of every parameter that the optimizer moves, by name."""
 
 
-class Part:
-    """What is live of a parameter of which some is live and some rests; what follows from it is worked out once.
+class PartialMask:
+    """A mask that is neither all live nor all frozen. What is derived from it is computed once, when first asked for.
 
-    >>> part = Part(torch.tensor([[True, False], [True, True]]))
-    >>> part.count, part.places.tolist(), [each.tolist() for each in part.pattern]
+    >>> mask = PartialMask(torch.tensor([[True, False], [True, True]]))
+    >>> mask.count, mask.indices.tolist(), [each.tolist() for each in mask.csr]
     (3, [0, 2, 3], [[0, 1, 3], [0, 0, 1]])
     """
 
@@ -58,47 +61,47 @@ class Part:
         return int(self.mask.sum())
 
     @cached_property
-    def places(self) -> Tensor:
-        """The live coordinates' places in the flat parameter, ascending (int64)."""
+    def indices(self) -> Tensor:
+        """Where the live coordinates are in the flattened parameter, ascending (int64)."""
         return self.mask.flatten().nonzero().squeeze(1)
 
     @cached_property
-    def pattern(self) -> tuple[Tensor, Tensor]:
-        """Where each row begins among the live coordinates (one more than there are rows), and each one's column."""
+    def csr(self) -> tuple[Tensor, Tensor]:
+        """(row starts, columns) of the live coordinates, as `torch.sparse_csr_tensor` takes them."""
         matrix = self.mask.reshape(len(self.mask), -1)
         ends = matrix.sum(1).cumsum(0)
-        return torch.cat([ends.new_zeros(1), ends]), self.places % matrix.shape[1]
+        return torch.cat([ends.new_zeros(1), ends]), self.indices % matrix.shape[1]
 
-    def cleared(self, t: Tensor) -> Tensor:
-        """[..., *shape] with zeros at what rests, in place. Not by multiplication: 0 · inf is no zero."""
-        return t.masked_fill_(self.resting, 0.0)
+    def zero_frozen_(self, t: Tensor) -> Tensor:
+        """[..., *shape], set to zero in place where it is frozen. Not by multiplication: 0 · inf is no zero."""
+        return t.masked_fill_(self.frozen, 0.0)
 
     @cached_property
-    def resting(self) -> Tensor:
+    def frozen(self) -> Tensor:
         """The opposite of the mask."""
         return ~self.mask
 
     @cached_property
     def longest_row(self) -> int:
         """The largest number of coordinates that are live in one row."""
-        return int(self.pattern[0].diff().max())
+        return int(self.csr[0].diff().max())
 
-    def scattered(self, values: Tensor) -> Tensor:
-        """[..., live] → [..., *shape], with zeros at what rests."""
+    def scatter(self, values: Tensor) -> Tensor:
+        """[..., live] → [..., *shape], with zeros where it is frozen."""
         flat = values.new_zeros(*values.shape[:-1], self.mask.numel())
-        return flat.index_copy_(-1, self.places, values).view(*values.shape[:-1], *self.shape)
+        return flat.index_copy_(-1, self.indices, values).view(*values.shape[:-1], *self.shape)
 
 
-Masks = Mapping[nn.Parameter, bool | Part]
-"""What is live of parameters that are not wholly live: False for nothing."""
+Masks = Mapping[nn.Parameter, bool | PartialMask]
+"""Masks of the parameters that are not wholly live: False where all of one is frozen."""
 
 
-def both(a: Mask, b: Mask, shape: torch.Size) -> Mask:
-    """What is live in both.
+def intersect(a: Mask, b: Mask, shape: torch.Size) -> Mask:
+    """The mask of what is live in both masks.
 
-    >>> both(True, Channels(torch.tensor([1])), torch.Size([3, 2])).index.tolist()
+    >>> intersect(True, Channels(torch.tensor([1])), torch.Size([3, 2])).index.tolist()
     [1]
-    >>> both(Channels(torch.tensor([0, 1])), Channels(torch.tensor([1, 2])), torch.Size([3, 2])).index.tolist()
+    >>> intersect(Channels(torch.tensor([0, 1])), Channels(torch.tensor([1, 2])), torch.Size([3, 2])).index.tolist()
     [1]
     """
     for mask in (a, b):
@@ -123,23 +126,27 @@ def as_tensor(mask: Mask, shape: torch.Size) -> Tensor:
     return mask
 
 
-def part_of(mask: Mask, parameter: Tensor) -> bool | Part:
-    """What a freezer says of a parameter: True or False if it is all or nothing. A mask that does not fit is refused.
+def resolve_mask(mask: Mask, parameter: Tensor) -> bool | PartialMask:
+    """A mask checked against its parameter and moved to its device: True if all is live, False if nothing is.
 
-    >>> part_of(Channels(torch.tensor([2, 0])), torch.zeros(3, 5)).count, part_of(torch.ones(2) > 0, torch.zeros(2))
-    (10, True)
+    Raises `InvalidValue` if the mask does not fit the parameter.
+
+    >>> resolve_mask(Channels(torch.tensor([2, 0])), torch.zeros(3, 5)).count
+    10
+    >>> resolve_mask(torch.ones(2) > 0, torch.zeros(2))
+    True
     """
     shape, device = parameter.shape, parameter.device
     check_fits(mask, shape)
     if isinstance(mask, bool):
         return mask
     rows = mask.index.to(device).unique() if isinstance(mask, Channels) else None  # ascending, each once
-    part = Part(as_tensor(mask, shape).to(device), rows)
-    return True if part.count == prod(shape) else False if part.count == 0 else part
+    partial = PartialMask(as_tensor(mask, shape).to(device), rows)
+    return True if partial.count == prod(shape) else False if partial.count == 0 else partial
 
 
 def check_fits(mask: Mask, shape: torch.Size) -> None:
-    """Refuses what is no mask for a parameter of that shape."""
+    """Raises `InvalidValue` for what is no mask of a parameter of that shape."""
     if isinstance(mask, bool):
         return
     if isinstance(mask, Channels):
@@ -155,10 +162,10 @@ def check_fits(mask: Mask, shape: torch.Size) -> None:
         )
 
 
-def same(a: Live, b: Live) -> bool:
-    """Whether two freezers, or one asked twice, say the same.
+def same_masks(a: Live, b: Live) -> bool:
+    """Whether both say the same of every parameter.
 
-    >>> same({"a": torch.ones(2) > 0, "b": True}, {"a": torch.ones(2) > 0, "b": True})
+    >>> same_masks({"a": torch.ones(2) > 0, "b": True}, {"a": torch.ones(2) > 0, "b": True})
     True
     """
     return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
@@ -172,7 +179,7 @@ def _same(a: Mask, b: Mask) -> bool:
     return a is b
 
 
-def own(mask: Mask) -> Mask:
+def copy_mask(mask: Mask) -> Mask:
     """A copy that does not change when somebody writes into the original."""
     if isinstance(mask, Channels):
         return Channels(mask.index.clone())

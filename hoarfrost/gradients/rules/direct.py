@@ -1,7 +1,7 @@
 """Parameters that a module with inner modules uses directly: scales, shifts, class tokens, position tables.
 
 While such a module runs, every operation on one of its own parameters is looked at. An operation among parameters
-alone (a slice, an exponential, a reshape) gives something that is followed further; where it meets a tensor of
+alone (a slice, an exponential, a reshape) gives something that is tracked further; where it meets a tensor of
 examples, element by element or by expansion, each example gets a copy of its own, and what arrives at the copy in the
 backward pass is that example's gradient. Any other operation is refused by name.
 """
@@ -31,41 +31,41 @@ ELEMENTWISE = {
 }  # fmt: skip
 
 
-class BareRule(Rule):
-    """Runs the module as it is, watching its own parameters."""
+class DirectParametersRule(Rule):
+    """Runs the module as it is, tracking its own parameters."""
 
     runs_in_probe = True
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        watch = _Watch(recorder, module)
-        with watch:
+        tracker = _ParameterTracker(recorder, module)
+        with tracker:
             return original(*args, **kwargs)
 
 
-class _Followed:
+class _Tracked:
     """A tensor made from parameters alone, and the leaves it was made from."""
 
     def __init__(self, value: Tensor, leaves: dict[nn.Parameter, Tensor]):
         self.value, self.leaves = value, leaves  # leaves: parameter → the detached stand-in that was computed with
 
 
-class _Watch(TorchFunctionMode):
+class _ParameterTracker(TorchFunctionMode):
     def __init__(self, recorder: Recorder, module: nn.Module):
         super().__init__()
         self.recorder, self.module = recorder, module
         self.differentiating = torch.is_grad_enabled()  # off in the probe, which looks at shapes only
         self.names = {p: name for name, p in module.named_parameters(recurse=False)}
-        self.followed: dict[int, _Followed] = {}
+        self.tracked: dict[int, _Tracked] = {}
         for p in self.names:
             leaf = p.detach().requires_grad_()
-            self.followed[id(p)] = _Followed(leaf, {p: leaf})
+            self.tracked[id(p)] = _Tracked(leaf, {p: leaf})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         flat, structure = tree_flatten((args, kwargs or {}))
-        own = [i for i, item in enumerate(flat) if isinstance(item, Tensor) and id(item) in self.followed]
+        own = [i for i, item in enumerate(flat) if isinstance(item, Tensor) and id(item) in self.tracked]
         if not own or torch.is_grad_enabled() != self.differentiating:
             return func(*args, **(kwargs or {}))
-        others = [item for item in flat if isinstance(item, Tensor) and id(item) not in self.followed]
+        others = [item for item in flat if isinstance(item, Tensor) and id(item) not in self.tracked]
         if not others and func not in EXPANSIONS:
             return self._among_parameters(func, flat, own, structure)
         rank = max((t.dim() for t in others), default=0)
@@ -74,7 +74,7 @@ class _Watch(TorchFunctionMode):
         if func not in ELEMENTWISE | EXPANSIONS or not all(self._of_examples(t, rank) for t in others):
             raise self._refusal(func, flat[own[0]])
         for i in own:
-            flat[i] = self._copies(self.followed[id(flat[i])], rank, func)
+            flat[i] = self._copies(self.tracked[id(flat[i])], rank, func)
         new_args, new_kwargs = tree_unflatten(flat, structure)
         result = func(*new_args, **new_kwargs)
         if func in EXPANSIONS and result.shape[0] != self.recorder.rows:
@@ -84,20 +84,20 @@ class _Watch(TorchFunctionMode):
     def _among_parameters(self, func: Any, flat: list[Any], own: list[int], structure: Any) -> Any:
         leaves: dict[nn.Parameter, Tensor] = {}
         for i in own:
-            made = self.followed[id(flat[i])]
+            made = self.tracked[id(flat[i])]
             leaves |= made.leaves
             flat[i] = made.value
         args, kwargs = tree_unflatten(flat, structure)
         result = func(*args, **kwargs)
         for t in _tensors(result):
-            self.followed[id(t)] = _Followed(t, leaves)
+            self.tracked[id(t)] = _Tracked(t, leaves)
         return result
 
     def _of_examples(self, t: Tensor, rank: int) -> bool:
         """Whether the tensor's first dimension counts examples (a plain number takes part anywhere)."""
         return t.dim() == 0 or (t.dim() == rank and t.shape[0] == self.recorder.rows)
 
-    def _copies(self, made: _Followed, rank: int, func: Any) -> Tensor:
+    def _copies(self, made: _Tracked, rank: int, func: Any) -> Tensor:
         value, views = made.value.detach(), self.recorder.views
         shape = (1,) * (rank - value.dim()) + tuple(value.shape)
         if not shape or shape[0] != 1:
@@ -120,12 +120,13 @@ class _Watch(TorchFunctionMode):
         return copies if views == 1 else copies.repeat_interleave(views, 0)
 
     def _refusal(self, func: Any, used: Tensor) -> NotPrivate:
-        made = next((f for key, f in self.followed.items() if key == id(used) or f.value is used), None)
+        made = next((f for key, f in self.tracked.items() if key == id(used) or f.value is used), None)
         names = ", ".join(self.names[p] for p in made.leaves) if made else "a parameter"
         return NotPrivate(
             f"{self.recorder.name_of(self.module)} uses its own parameter {names} in {getattr(func, '__name__', func)}"
-            ", where the examples cannot be told apart. Add or multiply it to a tensor whose first dimension counts "
-            "the examples, or move the parameter and this computation into a small module of their own."
+            ", where its gradient cannot be attributed to individual examples. Add it to, or multiply it with, a "
+            "tensor whose first dimension counts the examples, or move the parameter and this computation into a small "
+            "module of their own."
         )
 
 

@@ -15,7 +15,7 @@ from hoarfrost.budget import Gaussian, epsilon
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.train import Progress, Recipe, RunResult, read_recipe, run
 from hoarfrost.train.loop import Average
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 FILES = {
     "budget.json", "budget.txt", "checkpoints", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "not-private",

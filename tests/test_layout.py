@@ -48,21 +48,21 @@ def is_test(name: str) -> bool:
     return name.rpartition(".")[2].startswith("test_")
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_test_is_imported(name: str) -> None:
-    assert [other for other in sorted(imports_of(name)) if is_test(other)] == []
+def test_no_test_is_imported() -> None:
+    found = {name: sorted(filter(is_test, imports_of(name))) for name in MODULES}
+    assert {name: tests for name, tests in found.items() if tests} == {}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_several_folders_use_is_in_support(name: str) -> None:
+def test_what_several_folders_use_is_in_support() -> None:
     """A helper outside of `tests/support` serves the tests of its own folder."""
-    folder = name.rpartition(".")[0]
-    foreign = {
-        other
+    found = {
+        (name, other)
+        for name in MODULES
         for other in imports_of(name) - TABLES
-        if MODULES[other].name != "__init__.py" and other.rpartition(".")[0] not in (folder, "tests.support")
+        if MODULES[other].name != "__init__.py"
+        and other.rpartition(".")[0] not in (name.rpartition(".")[0], "tests.support")
     }
-    assert foreign == set()
+    assert found == set()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ test: $(call STAMP,dev)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal
 
 test-slow: $(call STAMP,dev)
 	$(PY) -m pytest -m slow

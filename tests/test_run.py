@@ -13,7 +13,7 @@ from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
 from hoarfrost.train.checkpoint import Checkpoint, save
-from tests.train.test_checkpoint import STEPS, new, train
+from tests.support.small_runs import STEPS, new_run, train_until
 
 STEP = Gaussian(noise_multiplier=8.0)
 
@@ -39,14 +39,14 @@ def steps(private: Any) -> int:
 
 def test_a_calibrated_run_keeps_to_its_plan_under_whatever_name_it_goes_on(path: Path, tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    first = new(epsilon=2.0, ledger=books.path, run="first")
-    train(first, 3)
+    first = new_run(epsilon=2.0, ledger=books.path, run="first")
+    train_until(first, 3)
     save(path, first)
-    train(first, 7)  # four of them are lost
+    train_until(first, 7)  # four of them are lost
     for name in ("second", None):
-        later = restored(path, new(epsilon=2.0, ledger=books.path, run=name))
+        later = restored(path, new_run(epsilon=2.0, ledger=books.path, run=name))
         assert later.steps == STEPS - 4
-        train(later, later.steps)
+        train_until(later, later.steps)
         assert steps(later) == STEPS
         assert later.epsilon() <= 2.0
 
@@ -54,24 +54,24 @@ def test_a_calibrated_run_keeps_to_its_plan_under_whatever_name_it_goes_on(path:
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_what_is_reserved_ahead_and_in_hand_can_still_be_taken(path: Path, tmp_path: Path, calibrated: bool) -> None:
     given: dict[str, Any] = {"epsilon": 2.0} if calibrated else {}
-    plan = replace(STEP, noise_multiplier=new(**given).noise_multiplier, steps=STEPS)
-    private = new(**given, ledger=ledger(tmp_path).admit(plan, run="mine", ahead=5))
-    train(private, 3)
+    plan = replace(STEP, noise_multiplier=new_run(**given).noise_multiplier, steps=STEPS)
+    private = new_run(**given, ledger=ledger(tmp_path).admit(plan, run="mine", ahead=5))
+    train_until(private, 3)
     save(path, private)
     assert (private.charged, restored(path, private).charged) == (5, 5)
     assert private.steps == STEPS
-    train(private, STEPS)
+    train_until(private, STEPS)
     assert (private.charged, private.allowance.entry.event.steps) == (STEPS, STEPS)
 
 
 @pytest.mark.parametrize("behind", [0, 3])
 def test_no_more_is_reserved_ahead_than_a_calibrated_run_may_take(path: Path, tmp_path: Path, behind: int) -> None:
-    before = new(epsilon=2.0)
-    train(before, behind)
+    before = new_run(epsilon=2.0)
+    train_until(before, behind)
     save(path, before)
     plan = replace(STEP, noise_multiplier=before.noise_multiplier, steps=30)
-    private = restored(path, new(epsilon=2.0, ledger=ledger(tmp_path).admit(plan, ahead=5)))
-    train(private, private.steps)
+    private = restored(path, new_run(epsilon=2.0, ledger=ledger(tmp_path).admit(plan, ahead=5)))
+    train_until(private, private.steps)
     assert steps(private) == private.steps == STEPS
     assert private.epsilon() <= 2.0
 
@@ -80,48 +80,48 @@ def test_no_more_is_reserved_ahead_than_a_calibrated_run_may_take(path: Path, tm
 def test_a_batch_that_was_broken_off_is_lost(tmp_path: Path, calibrated: bool) -> None:
     """What the ledger admitted would be enough; the epsilon that the noise was chosen for is not."""
     given: dict[str, Any] = {"epsilon": 2.0} if calibrated else {}
-    plan = replace(STEP, noise_multiplier=new(**given).noise_multiplier, steps=30)
+    plan = replace(STEP, noise_multiplier=new_run(**given).noise_multiplier, steps=30)
     books = ledger(tmp_path)
-    private = new(**given, ledger=books.admit(plan, ahead=4), max_physical_batch=5)
+    private = new_run(**given, ledger=books.admit(plan, ahead=4), max_physical_batch=5)
     for _ in range(3):
-        train(private, private.steps_taken + 2)
+        train_until(private, private.steps_taken + 2)
         for _x, _y in private.loader:
             break
     if not calibrated:
-        train(private, STEPS)
+        train_until(private, STEPS)
         assert private.charged == STEPS + 3
         return
     with pytest.raises(BudgetSpent, match="broken off"):
-        train(private, STEPS)
+        train_until(private, STEPS)
     assert (private.steps_taken, private.charged) == (STEPS - 3, STEPS)
     assert private.epsilon() <= 2.0
 
 
 def test_steps_that_a_ledger_has_not_seen_are_not_those_that_it_has(path: Path, tmp_path: Path) -> None:
     """Of the same name and noise: seven without a ledger, then five that no checkpoint knows."""
-    before = new(run="mine")
-    train(before, 7)
+    before = new_run(run="mine")
+    train_until(before, 7)
     save(path, before)
     books = ledger(tmp_path)
     for _ in range(2):
-        private = restored(path, new(ledger=books.path, run="mine"))
+        private = restored(path, new_run(ledger=books.path, run="mine"))
         seen = steps(private)
-        train(private, 12)
+        train_until(private, 12)
     assert seen == 12
 
 
 def test_weights_cost_at_least_the_steps_behind_them() -> None:
     with pytest.raises(InvalidValue, match="more steps behind them"):
-        new().restore(steps_taken=5, position=new().loader.state_dict(), spent=new().spent())
+        new_run().restore(steps_taken=5, position=new_run().loader.state_dict(), spent=new_run().spent())
 
 
 def test_of_two_accounts_the_larger_counts(path: Path) -> None:
-    private = new()
-    train(private, 3)
+    private = new_run()
+    train_until(private, 3)
     little = private.spent()
-    train(private, 7)
+    train_until(private, 7)
     save(path, private)
-    later = new()
+    later = new_run()
     Checkpoint.read(path).restore(later, also=little)
     assert steps(later) == 7
 
@@ -129,20 +129,20 @@ def test_of_two_accounts_the_larger_counts(path: Path) -> None:
 def test_a_name_may_be_used_again_and_again_with_another_noise(path: Path) -> None:
     taken = 0
     for noise, number in ((4.0, 3), (8.0, 2), (4.0, 3), (8.0, 1)):
-        private = new(noise_multiplier=noise, run="mine")
+        private = new_run(noise_multiplier=noise, run="mine")
         if taken:
             restored(path, private)
         taken += number
-        train(private, taken)
+        train_until(private, taken)
         save(path, private)
     assert {event.noise_multiplier: event.steps for event in private.spent().values()} == {4.0: 6, 8.0: 3}
 
 
 def test_a_closed_run_can_still_be_looked_at(path: Path, tmp_path: Path) -> None:
-    private = new(ledger=ledger(tmp_path).path)
-    train(private, 3)
+    private = new_run(ledger=ledger(tmp_path).path)
+    train_until(private, 3)
     save(path, private)
-    train(private, 5)
+    train_until(private, 5)
     private.allowance.close()
     assert restored(path, private).steps_taken == 3
     assert private.steps == 3
@@ -150,41 +150,41 @@ def test_a_closed_run_can_still_be_looked_at(path: Path, tmp_path: Path) -> None
 
 def test_a_second_allowance_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    private = new(ledger=books.admit(replace(STEP, steps=2)))
+    private = new_run(ledger=books.admit(replace(STEP, steps=2)))
     assert private.steps == 2
-    train(private, 2)
+    train_until(private, 2)
     private.draw_on(books.admit(replace(STEP, steps=10)))
-    train(private, STEPS)
+    train_until(private, STEPS)
     assert steps(private) == STEPS
 
 
 def test_a_ledger_is_drawn_on_by_a_run_that_has_steps_behind_it(tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    private = new()
-    train(private, 3)
+    private = new_run()
+    train_until(private, 3)
     private.draw_on(books.admit(replace(STEP, steps=STEPS), run="mine"))
-    train(private, 5)
+    train_until(private, 5)
     assert sorted(event.steps for event in private.spent().values()) == [2, 3]
     assert private.epsilon() == epsilon(replace(STEP, steps=5), 1e-5, "rdp")
 
 
 def test_another_noise_under_the_ledger_s_name_is_another_run(path: Path, tmp_path: Path) -> None:
-    other = new(noise_multiplier=4.0, run="mine")
-    train(other, 3)
+    other = new_run(noise_multiplier=4.0, run="mine")
+    train_until(other, 3)
     save(path, other)
-    private = restored(path, new())
+    private = restored(path, new_run())
     private.draw_on(ledger(tmp_path).admit(replace(STEP, steps=STEPS), run="mine"))
-    train(private, 5)
+    train_until(private, 5)
     assert set(private.spent().values()) == {replace(STEP, steps=2), Gaussian(noise_multiplier=4.0, steps=3)}
 
 
 def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    first = new(ledger=books.path, run="first")
-    train(first, 3)
+    first = new_run(ledger=books.path, run="first")
+    train_until(first, 3)
     save(path, first)
-    train(first, 7)
-    later = restored(path, new())
+    train_until(first, 7)
+    later = restored(path, new_run())
     assert steps(later) == 3
     later.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert steps(later) == 7
@@ -192,19 +192,19 @@ def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tm
 
 def test_what_others_have_written_to_the_ledger_is_read(path: Path, tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    first, second = (new(ledger=books.path, run=name) for name in ("first", "second"))
-    train(first, 3)
+    first, second = (new_run(ledger=books.path, run=name) for name in ("first", "second"))
+    train_until(first, 3)
     save(path, first)
-    train(first, 7)
+    train_until(first, 7)
     assert steps(restored(path, second)) == 7
 
 
 def test_runs_without_names_are_different_ones_in_every_ledger(path: Path, tmp_path: Path) -> None:
-    one, other = (new(ledger=ledger(tmp_path, name).path) for name in ("one", "other"))
-    train(one, 3)
+    one, other = (new_run(ledger=ledger(tmp_path, name).path) for name in ("one", "other"))
+    train_until(one, 3)
     save(path, one)
-    train(other, 2)  # on other weights, and yet in its account
-    train(restored(path, other), 6)
+    train_until(other, 2)  # on other weights, and yet in its account
+    train_until(restored(path, other), 6)
     assert sorted(event.steps for event in other.spent().values()) == [3, 5]
 
 
@@ -222,15 +222,15 @@ class Selecting(Freezer):
 
 def test_a_release_that_changed_under_the_same_words_is_booked_once(path: Path, tmp_path: Path) -> None:
     books = ledger(tmp_path)
-    private = new(ledger=books.path, run="mine", freeze=Selecting())
-    train(private, 1)
+    private = new_run(ledger=books.path, run="mine", freeze=Selecting())
+    train_until(private, 1)
     save(path, private)
     changed = Selecting()
     changed.noise = 3.0
     for _ in range(3):
-        later = restored(path, new(ledger=books.path, run="mine", freeze=changed))
+        later = restored(path, new_run(ledger=books.path, run="mine", freeze=changed))
         save(path, later)
-    unbooked = restored(path, new(freeze=changed))  # which meets the two in the other order
+    unbooked = restored(path, new_run(freeze=changed))  # which meets the two in the other order
     for private in (later, unbooked):
         assert sorted(event.noise_multiplier for event in private.freezer_events()) == [2.0, 3.0]
     unbooked.draw_on(books.admit(replace(STEP, steps=STEPS)))
@@ -246,15 +246,15 @@ def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(pa
         return freezer().begins(private.optimizer.switch.facts)
 
     books = ledger(tmp_path)
-    private = new(ledger=books.path, run="first", freeze=freezer())
-    train(private, 3)
+    private = new_run(ledger=books.path, run="first", freeze=freezer())
+    train_until(private, 3)
     assert begins(private) == 9
     save(path, private)
-    train(private, 7)
+    train_until(private, 7)
     assert begins(restored(path, private)) == 5  # seven are spent when three are taken
-    assert begins(restored(path, new(ledger=books.path, run="first", freeze=freezer()))) == 5
-    unbooked = restored(path, new(freeze=freezer()))
-    train(unbooked, 4)
+    assert begins(restored(path, new_run(ledger=books.path, run="first", freeze=freezer()))) == 5
+    unbooked = restored(path, new_run(freeze=freezer()))
+    train_until(unbooked, 4)
     assert begins(unbooked) == 9
     unbooked.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert begins(unbooked) == 5
@@ -264,25 +264,25 @@ def test_what_was_not_private_is_not_kept_to_an_epsilon(path: Path, tmp_path: Pa
     """Nor if only the ledger knows of it, which books it as a release without noise."""
     books = ledger(tmp_path)
     settings = {"epsilon": 2.0, "ledger": books.path, "run": "mine"}
-    new(**settings)
+    new_run(**settings)
     unprotected = budget.Unprotected("the pruning mask")
     releases.book(books.resume("mine"), {"pruning": unprotected}, {})  # and it crashed
-    later = new(**settings)
+    later = new_run(**settings)
     assert later.epsilon() == float("inf")
-    train(later, 3)
+    train_until(later, 3)
     save(path, later)
-    train(later, 7)
+    train_until(later, 7)
     assert restored(path, later).steps == STEPS  # the four that were lost are bought anew
-    train(later, STEPS)
+    train_until(later, STEPS)
 
 
 def test_what_was_not_private_keeps_its_words_and_stops_no_other_freezer(path: Path, tmp_path: Path) -> None:
-    peeking = Pruned(0.5, new().model, private=False)
-    train(new(epsilon=2.0, freeze=peeking), STEPS)
+    peeking = Pruned(0.5, new_run().model, private=False)
+    train_until(new_run(epsilon=2.0, freeze=peeking), STEPS)
     layers = Layers(first=1, epsilon=epsilon(replace(STEP, steps=9), 1e-5, "rdp"))
     settings = {"ledger": ledger(tmp_path).path, "run": "mine", "freeze": layers & peeking}
     for _ in range(2):
-        private = new(**settings)
-        train(private, 1)
+        private = new_run(**settings)
+        train_until(private, 1)
         assert layers.begins(private.optimizer.switch.facts) in (9, 8)  # a step is lost when it is made anew
         assert "the pruning mask" in str(private.statement())

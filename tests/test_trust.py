@@ -35,7 +35,7 @@ def test_empty_batches_are_noised_and_counted() -> None:
     assert empty.measure(50) == {"steps": 50, "empty": 50, "noised": 50, "reserved": 50, "committed": 50}
 
 
-def test_figures_are_kept_beside_those_of_other_commands(tmp_path: Path) -> None:
+def test_figures_are_kept_next_to_those_of_other_commands(tmp_path: Path) -> None:
     keep(tmp_path / "trust.json", "kills", {"kills": 1})
     keep(tmp_path / "trust.json", "edits", {"edits": 2})
     keep(tmp_path / "trust.json", "kills", {"kills": 3})

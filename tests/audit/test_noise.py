@@ -18,7 +18,7 @@ from hoarfrost.gradients import Engine
 from hoarfrost.gradients.contributions import MaskedOuter
 from hoarfrost.masks import PartialMask
 from hoarfrost.noise import Noise
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 
 def net() -> nn.Module:
@@ -74,7 +74,7 @@ def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> No
 SOME = ByFreezer(Random(rate=0.7, redraw="never"))
 
 
-def test_what_rests_gets_no_noise_and_what_lives_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_coordinates_get_no_noise_and_live_ones_get_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     result = audit.noise(model=net(), shape=(1, 6, 6), freeze=SOME)
     assert result.passed
     assert result.coordinates == round(0.3 * (80 + 1290))

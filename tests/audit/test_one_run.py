@@ -245,9 +245,9 @@ def test_coins_are_fair_fresh_and_unrelated_to_torchs_generator() -> None:
 
 def test_only_canaries_that_came_out_in_are_trained_on() -> None:
     examples = TensorDataset(torch.arange(50.0), torch.zeros(50, dtype=torch.long))
-    birds = TensorDataset(torch.arange(100.0, 120.0), torch.ones(20, dtype=torch.long))
+    canaries = TensorDataset(torch.arange(100.0, 120.0), torch.ones(20, dtype=torch.long))
     inside = torch.arange(20) % 3 == 0
-    x, y = module._mixed(examples, birds, inside).tensors
+    x, y = module._mixed(examples, canaries, inside).tensors
     assert set(x[y == 1].tolist()) == set((torch.arange(100.0, 120.0)[inside]).tolist())
     assert len(set(x[y == 0].tolist())) == 40
 

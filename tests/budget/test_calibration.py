@@ -4,8 +4,7 @@ import pytest
 
 from hoarfrost.budget import Gaussian, epsilon, noise_multiplier, steps
 from hoarfrost.errors import BudgetSpent, InvalidValue
-
-from .exact import gaussian_epsilon
+from tests.support.exact_epsilon import gaussian_epsilon
 
 BUDGETS = [
     # epsilon, delta, sample rate, steps

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hoarfrost.budget import Gaussian, _pld, _rdp, epsilon, noise_multiplier, privacy_filter
 from hoarfrost.budget.events import mechanisms
 from hoarfrost.errors import InvalidValue
-
-from .exact import gaussian_epsilon, sampled_epsilon
+from tests.support.exact_epsilon import gaussian_epsilon, sampled_epsilon
 
 BOTH = pytest.mark.parametrize("accountant", ["pld", "rdp"])
 

@@ -52,10 +52,10 @@ def test_a_reading_takes_microseconds():
     so_far = Readout(**RUN, planned=2000)
     fastest = math.inf
     for _ in range(20):
-        started = time.perf_counter()
+        started = time.process_time()  # others may be using the machine
         for count in range(100):
             so_far(count)
-        fastest = min(fastest, (time.perf_counter() - started) / 100)
+        fastest = min(fastest, (time.process_time() - started) / 100)
     assert fastest < 40e-6
 
 

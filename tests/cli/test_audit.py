@@ -12,7 +12,7 @@ from hoarfrost.cli import app
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import run
 from tests.audit.faults import noise_times
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hoarfrost.cli import app
 from hoarfrost.data.known import KNOWN
-from tests.data import raw
+from tests.support import raw_datasets as raw
 
 
 @pytest.fixture(autouse=True)

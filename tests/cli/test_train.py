@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import hoarfrost.cli
 from hoarfrost.cli import app
 from hoarfrost.train import to_toml
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 PACKAGE = Path(hoarfrost.cli.__file__).parent.parent
 COMMAND = [sys.executable, "-c", "from hoarfrost.cli import main; main()"]

@@ -21,7 +21,7 @@ from hoarfrost.data import cache
 from hoarfrost.data.cifar import ARCHIVE, FOLDER
 from hoarfrost.data.known import KNOWN, checksum
 from hoarfrost.errors import HoarfrostError, InvalidValue
-from tests.data import raw
+from tests.support import raw_datasets as raw
 
 
 @pytest.fixture(autouse=True)

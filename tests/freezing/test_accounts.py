@@ -21,7 +21,7 @@ from hoarfrost.sampling.overlap import shares_data
 from hoarfrost.train import checkpoint as checkpoints
 from hoarfrost.train import read_recipe, run
 from hoarfrost.train.reading import to_toml
-from tests.freezing.small import PLAN, data, ledger, make, net, step
+from tests.support.freezing import PLAN, data, ledger, make, net, step
 
 SELECTION = budget.Gaussian(noise_multiplier=2.0)
 
@@ -179,8 +179,8 @@ def test_a_ledger_refuses_a_run_whose_freezer_it_cannot_pay_for(tmp_path: Path) 
 def test_steps_within_an_epsilon_count_what_the_freezer_released() -> None:
     freezer = Layers(first=1, epsilon=4.0)
     many = {"sample_rate": 0.5, "steps": 60, "noise_multiplier": 3.0}
-    alone, beside = make(net(), freeze=freezer, **many), make(net(), freeze=freezer & Selecting(), **many)
-    begins = [freezer.begins(private.optimizer.switch.facts) for private in (alone, beside)]
+    alone, with_release = make(net(), freeze=freezer, **many), make(net(), freeze=freezer & Selecting(), **many)
+    begins = [freezer.begins(private.optimizer.switch.facts) for private in (alone, with_release)]
     assert 0 < begins[1] < begins[0]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hoarfrost.freezing import Channels, Facts, Random, RandomTensors
 from hoarfrost.masks import as_tensor
 from tests import oracle
-from tests.freezing.small import PLAN, make, net, step
+from tests.support.freezing import PLAN, make, net, step
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "conv.weight": (5, 3, 3, 3), "conv.bias": (5,), "norm.weight": (5,), "odd.weight": (7, 1), "odd.scale": (),
@@ -47,7 +47,7 @@ def test_whole_rows_and_whole_tensors_are_as_many(rate: float) -> None:
         for layer in heights:
             found = [rows[name] for name in SHAPES if name.startswith(layer)]
             kept = [[0] * each if isinstance(each, bool) else each.index.tolist() for each in found]
-            assert all(each == kept[0] for each in kept)  # a layer's weight and bias rest together
+            assert all(each == kept[0] for each in kept)  # a layer's weight and bias are frozen together
             live += len(kept[0])
         assert live == round(sum(heights.values()) * (1 - Fraction(str(rate))))
         assert all(isinstance(rows[name], Channels) for name, shape in SHAPES.items() if shape)
@@ -96,7 +96,7 @@ def test_every_coordinate_gets_its_turn() -> None:
 
 
 @pytest.mark.parametrize(("rate", "cooling"), [(0.9, 4), (0.5, 10), (0.7, 1), (0.7, None), (0.9, 2)])
-def test_the_share_that_rests_grows_with_the_epochs(rate: float, cooling: int | None) -> None:
+def test_the_frozen_share_grows_with_the_epochs(rate: float, cooling: int | None) -> None:
     total = sum(size.numel() for size in facts().shapes.values())
     for epoch in range(10):
         share = rate if cooling in (None, 1) else rate * min(epoch / (cooling - 1), 1)

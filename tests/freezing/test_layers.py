@@ -1,4 +1,4 @@
-"""Layers rest in the order in which the model uses them, from the step that was asked for."""
+"""Layers are frozen in the order in which the model uses them, from the step that was asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hoarfrost import budget
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Facts, Freezer, Layers
 from hoarfrost.models import resnet18_groupnorm
-from tests.freezing.small import make, step
+from tests.support.freezing import make, step
 
 
 class Backwards(nn.Module):
@@ -26,8 +26,8 @@ class Backwards(nn.Module):
         return self.head(self.middle(self.stem(x.flatten(1)).tanh()).tanh())
 
 
-def at_rest(freezer: Freezer, number: int, facts: Facts) -> set[str]:
-    """The modules that rest in a step."""
+def frozen_modules(freezer: Freezer, number: int, facts: Facts) -> set[str]:
+    """The modules that are frozen in a step."""
     return {name.rpartition(".")[0] for name, live in freezer.live(number, facts).items() if not live}
 
 
@@ -47,7 +47,7 @@ CHOICES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("case", CHOICES)
-def test_what_rests_is_what_was_asked_for(case: str) -> None:
+def test_what_is_frozen_is_what_was_asked_for(case: str) -> None:
     given, expected = CHOICES[case]
     model = Backwards()
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -117,8 +117,8 @@ def test_residual_groups_have_names() -> None:
     groups = sorted({name.rpartition(".")[0].split(".")[1] for name in names if name.startswith("blocks.")})
     assert groups
     for group in groups:
-        resting = Layers(names=[f"blocks.{group}"], step=0).resting(facts)
-        assert resting == {name for name in names if name.startswith(f"blocks.{group}.")}
+        frozen = Layers(names=[f"blocks.{group}"], step=0).resting(facts)
+        assert frozen == {name for name in names if name.startswith(f"blocks.{group}.")}
 
 
 # From when on.
@@ -140,11 +140,11 @@ def test_it_begins_in_the_very_step(case: str) -> None:
     layers = tuple((f"{layer}.weight", f"{layer}.bias") for layer in ("stem", "middle", "head"))
     facts = Facts(shapes, layers, 100, 1 / 7, lambda epsilon: {2.0: 42}[epsilon])
     freezer = Layers(first=1, **given)
-    assert [bool(at_rest(freezer, number, facts)) for number in range(100)] == [n >= begins for n in range(100)]
+    assert [bool(frozen_modules(freezer, number, facts)) for number in range(100)] == [n >= begins for n in range(100)]
     assert len({freezer.key(number, facts) for number in range(begins)} & {freezer.key(begins, facts)}) == 0
 
 
-def test_a_run_shorter_than_the_default_rests_from_the_beginning() -> None:
+def test_a_run_shorter_than_the_default_is_frozen_from_the_beginning() -> None:
     facts = Facts(
         {"a.weight": torch.Size([2]), "b.weight": torch.Size([2])}, (("a.weight",), ("b.weight",)), 7, 0.1, int
     )

@@ -1,4 +1,4 @@
-"""Choosing by magnitude: what is small in a reference is zero and stays zero, or rests where it is."""
+"""Choosing by magnitude: what is small in a reference is zero and stays zero, or is frozen where it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hoarfrost
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Largest, Pruned
 from tests import oracle
-from tests.freezing.small import PLAN, data, make, net, step
+from tests.support.freezing import PLAN, data, make, net, step
 
 
 def reference() -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def test_the_reference_is_trained_on_public_data_and_the_model_is_not() -> None:
 
 
 @pytest.mark.parametrize("per", ["layer", "model"])
-def test_small_weights_rest_where_they_are(per: str) -> None:
+def test_small_weights_are_frozen_where_they_are(per: str) -> None:
     model = net()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     private = make(

@@ -1,4 +1,4 @@
-"""Ranking by what the last epoch released: one draw of noise, and what rested can come back."""
+"""Ranking by what the last epoch released: one draw of noise, and what was frozen can come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hoarfrost.freezing import Facts, Random, Ranked
 from tests import oracle
-from tests.freezing.small import make, net, step
+from tests.support.freezing import make, net, step
 
 
 def seen(private: Any) -> list[dict[str, Tensor]]:
@@ -51,7 +51,7 @@ def test_the_largest_noisy_sums_of_the_last_epoch_are_live(rate: float, cooling:
             assert torch.equal(p != before[name], expected[name]), (number, name)
 
 
-def test_what_rests_takes_up_noise_and_can_come_back() -> None:
+def test_what_is_frozen_takes_up_noise_and_can_come_back() -> None:
     """Noise of the right size, drawn once a step, for live and frozen coordinates alike."""
     model = net()
     private = make(model, freeze=Ranked(0.9), noise_multiplier=2.0, sample_rate=0.5, steps=20)
@@ -60,8 +60,8 @@ def test_what_rests_takes_up_noise_and_can_come_back() -> None:
         step(private)
         assert private.optimizer.noise.draws == number + 1
         masks.append(torch.ones_like(weight) > 0 if number < 2 else private.optimizer.switch.masks[weight].mask)
-    resting = torch.cat([shown[n]["3.weight"][~masks[n]] for n in range(2, 20)])
-    assert resting.std() == pytest.approx(2.0 * 0.5 / 6, rel=0.05)  # multiplier · clipping norm / expected batch
+    frozen = torch.cat([shown[n]["3.weight"][~masks[n]] for n in range(2, 20)])
+    assert frozen.std() == pytest.approx(2.0 * 0.5 / 6, rel=0.05)  # multiplier · clipping norm / expected batch
     assert all((masks[n + 2] & ~masks[n]).any() for n in range(2, 18, 2))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from hoarfrost import budget
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.freezing import Channels, Facts, Freezer, Layers, Pruned, RandomTensors
-from tests.freezing.small import PLAN, ledger, make, net, step
+from tests.support.freezing import PLAN, ledger, make, net, step
 
 NAN = {name: torch.full_like(value, torch.nan) for name, value in net().state_dict().items()}
 

@@ -1,4 +1,4 @@
-"""A step under a freezer: what rests does not move by one bit, what is live is clipped and noised as it should be."""
+"""A step under a freezer: what is frozen does not move by one bit, what is live is clipped and noised as usual."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hoarfrost.gradients import contributions
 from hoarfrost.masks import as_tensor, resolve_mask
 from hoarfrost.noise import Noise
 from tests import oracle
-from tests.freezing.small import N, Scripted, data, make, net, some_masks, step
-from tests.test_private import OPTIMIZERS
+from tests.support.freezing import N, Scripted, data, make, net, random_masks, step
+from tests.support.optimizers import OPTIMIZERS
 
 
 @settings(max_examples=5, deadline=None)
@@ -31,13 +31,13 @@ def test_fifty_steps_of_any_freezes_and_thaws_equal_the_oracle(seed: int) -> Non
     """Masks of every kind, drawn anew for every step, with clipping that clips, in one piece or in chunks."""
     model, plain = net(), net()
     chunks = (None, 5, 1)[seed % 3]
-    private = make(model, freeze=Scripted(lambda step: some_masks(model, seed + step)), max_physical_batch=chunks)
+    private = make(model, freeze=Scripted(lambda step: random_masks(model, seed + step)), max_physical_batch=chunks)
     x, y = data().tensors
     shares = []
     for number in range(50 if seed % 5 == 0 else 10):
         masks = {
             name: as_tensor(mask, plain.get_parameter(name).shape)
-            for name, mask in some_masks(model, seed + number).items()
+            for name, mask in random_masks(model, seed + number).items()
         }
         gradients = oracle.gradients(
             plain, (x, y), lambda m, batch: F.cross_entropy(m(batch[0]), batch[1], reduction="sum")
@@ -62,12 +62,12 @@ def matrices() -> nn.Module:
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, "Muon"])
 @pytest.mark.parametrize("chunks", [None, 2])
-def test_what_rests_does_not_move_by_one_bit_whatever_the_optimizer(kind: str, chunks: int | None) -> None:
+def test_what_is_frozen_does_not_move_by_one_bit_whatever_the_optimizer(kind: str, chunks: int | None) -> None:
     """With noise, momentum, weight decay, a schedule, chunks and empty batches; its optimizer state stands still."""
     model = matrices() if kind == "Muon" else net()
     optimizer = OPTIMIZERS.get(kind, torch.optim.Muon)(model.parameters())
     some = {"0.weight": False, "3.weight": torch.rand(6, 64) < 0.3, "5.weight": True}
-    fixed = {"1.weight": torch.rand(6, 36) < 0.3, "3.weight": True} if kind == "Muon" else some_masks(model, 5) | some
+    fixed = {"1.weight": torch.rand(6, 36) < 0.3, "3.weight": True} if kind == "Muon" else random_masks(model, 5) | some
 
     def script(step: int) -> Live:
         return fixed if 3 <= step < 8 else dict.fromkeys(fixed, True)
@@ -85,7 +85,7 @@ def test_what_rests_does_not_move_by_one_bit_whatever_the_optimizer(kind: str, c
     receive = private.loader.on_chunk
     private.loader.on_chunk = lambda chunk: (sizes.add(chunk.examples), receive(chunk))
     schedule = torch.optim.lr_scheduler.StepLR(private.optimizer, 2, 0.9)
-    resting = {n: ~as_tensor(m, model.get_parameter(n).shape) for n, m in fixed.items()}
+    frozen = {n: ~as_tensor(m, model.get_parameter(n).shape) for n, m in fixed.items()}
     kept: dict[str, dict[str, Tensor]] = {}
     for number in range(12):
         if number == 3:
@@ -96,14 +96,14 @@ def test_what_rests_does_not_move_by_one_bit_whatever_the_optimizer(kind: str, c
             for name, p in model.named_parameters():
                 for what, value in snapshot(p, optimizer).items():
                     if value.shape == p.shape:
-                        assert torch.equal(value[resting[name]], kept[name][what][resting[name]]), (name, what)
+                        assert torch.equal(value[frozen[name]], kept[name][what][frozen[name]]), (name, what)
     for name, p in model.named_parameters():
-        assert (p[resting[name]] != kept[name]["weight"][resting[name]]).all(), name  # thawed, and moving again
+        assert (p[frozen[name]] != kept[name]["weight"][frozen[name]]).all(), name  # thawed, and moving again
     assert 0 in sizes
     assert max(sizes) > 2 if chunks is None else max(sizes) == 2
 
 
-def test_what_stands_for_many_coordinates_stands_still_when_all_of_them_rest() -> None:
+def test_what_stands_for_many_coordinates_stands_still_when_all_of_them_are_frozen() -> None:
     """Adafactor keeps a number for a row, and one for a column."""
     model = net()
     mask = torch.rand(6, 64) < 0.5
@@ -130,7 +130,7 @@ def snapshot(p: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def test_live_coordinates_move_as_if_nothing_had_been_frozen(kind: str) -> None:
     """Given the same gradient and state, a live coordinate's step is the plain optimizer's."""
     model = net()
-    private = make(model, OPTIMIZERS[kind](model.parameters()), freeze=Scripted(lambda n: some_masks(model, n)))
+    private = make(model, OPTIMIZERS[kind](model.parameters()), freeze=Scripted(lambda n: random_masks(model, n)))
     seen: dict[Tensor, Tensor | None] = {}  # before the step: torch's own may change the gradient it is handed
     private.optimizer.inner.register_step_pre_hook(
         lambda *_: seen.update({p: None if p.grad is None else p.grad.clone() for p in model.parameters()})
@@ -144,14 +144,14 @@ def test_live_coordinates_move_as_if_nothing_had_been_frozen(kind: str) -> None:
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             q.grad = seen[p]
         plain.step()
-        masks = {n: as_tensor(m, twin.get_parameter(n).shape) for n, m in some_masks(model, number).items()}
+        masks = {n: as_tensor(m, twin.get_parameter(n).shape) for n, m in random_masks(model, number).items()}
         for name, q in twin.named_parameters():
             torch.testing.assert_close(model.get_parameter(name)[masks[name]], q[masks[name]], rtol=0, atol=0)
 
 
 def test_noise_of_the_right_size_reaches_live_coordinates_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
-    masks = some_masks(model, 8) | {"3.weight": torch.rand(6, 64) < 0.5}
+    masks = random_masks(model, 8) | {"3.weight": torch.rand(6, 64) < 0.5}
     drawn: list[int] = []
     add = Noise.add_
 
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[], Freezer], str]] = {
     "a name": (lambda: hoarfrost.freeze.Layers(names=["conv7"]), "named 'conv7'"),
     "all layers": (lambda: hoarfrost.freeze.Layers(first=3), "leave none"),
     "everything": (lambda: Scripted(lambda step: {}), "nothing is live in step 0"),
-    "strangers": (lambda: Scripted(lambda step: {"head": True, "0.weight": True}), "speaks of head"),
+    "unknown name": (lambda: Scripted(lambda step: {"head": True, "0.weight": True}), "speaks of head"),
     "wrong shape": (lambda: Scripted(lambda step: {"0.weight": torch.ones(2, dtype=torch.bool)}), "parameter's shape"),
 }  # fmt: skip
 
@@ -308,7 +308,7 @@ def test_an_observing_freezer_sees_the_very_noise_that_moved_the_weights() -> No
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_first_batch_that_is_empty_is_no_full_step(runs: bool) -> None:
-    """Whether or not the model is called on it: what rests gets no noise."""
+    """Whether or not the model is called on it: what is frozen gets no noise."""
     model = net()
     private = make(
         model, freeze=hoarfrost.freeze.Layers(names="0", step=0), noise_multiplier=1.0, sample_rate=1e-9, steps=2
@@ -323,7 +323,7 @@ def test_a_first_batch_that_is_empty_is_no_full_step(runs: bool) -> None:
     assert (model[5].weight != net()[5].weight).all()
 
 
-def test_two_freezers_mean_the_same_by_resting() -> None:
+def test_two_freezers_mean_the_same_by_frozen() -> None:
     flowing, after = hoarfrost.freeze.Random(0.5, velocity="flows"), hoarfrost.freeze.Random(0.5, posterior=True)
     for one, words in ((flowing, "lets velocity flow"), (after, "freezes after clipping")):
         with pytest.raises(InvalidValue, match=words):
@@ -424,12 +424,12 @@ def test_pruning_by_the_private_data_is_refused_unless_it_is_said() -> None:
 
 def test_rprop_thaws_with_the_step_that_it_begins_with() -> None:
     model = net()
-    freezer = Scripted(lambda number: some_masks(model, 3) if number < 2 else dict.fromkeys(names, True))
+    freezer = Scripted(lambda number: random_masks(model, 3) if number < 2 else dict.fromkeys(names, True))
     names = [name for name, _ in model.named_parameters()]
     optimizer = torch.optim.Rprop(model.parameters(), lr=0.01)
     private = make(model, optimizer, freeze=freezer)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    masks = {n: as_tensor(m, model.get_parameter(n).shape) for n, m in some_masks(model, 3).items()}
+    masks = {n: as_tensor(m, model.get_parameter(n).shape) for n, m in random_masks(model, 3).items()}
     for _ in range(2):
         step(private)
     for name, p in model.named_parameters():
@@ -444,7 +444,7 @@ def test_rprop_thaws_with_the_step_that_it_begins_with() -> None:
 def test_not_one_bit_moves_not_even_of_a_zero(settings: dict[str, Any]) -> None:
     for value in (-0.0, 0.0, 1e-45, -3.0):
         model = net()
-        masks = some_masks(model, 8)
+        masks = random_masks(model, 8)
         freezer = Scripted(lambda _, masks=masks: masks)
         for name, p in model.named_parameters():
             p.data[~as_tensor(masks[name], p.shape)] = value
@@ -453,5 +453,5 @@ def test_not_one_bit_moves_not_even_of_a_zero(settings: dict[str, Any]) -> None:
         step(private)
         step(private)
         for name, p in model.named_parameters():
-            rests = ~as_tensor(masks[name], p.shape)
-            assert torch.equal(p.detach().view(torch.int32)[rests], before[name][rests])
+            frozen = ~as_tensor(masks[name], p.shape)
+            assert torch.equal(p.detach().view(torch.int32)[frozen], before[name][frozen])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hoarfrost import budget
 from hoarfrost.freezing import Facts, Freezer, Largest, Layers, Live, Random, Ranked
 from hoarfrost.train import checkpoint as checkpoints
-from tests.freezing.small import PLAN, make, net, step
+from tests.support.freezing import PLAN, make, net, step
 
 # A freezer is for one run.
 

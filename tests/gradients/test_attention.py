@@ -10,72 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.clipping import Local
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients import Engine
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.attention import AttentionRule
 from hoarfrost.nested import map_tensors
-from hoarfrost.sampling import Chunk
-from tests import oracle
-from tests.gradients.settings import projected
+from tests.support.oracle_checks import (
+    assert_matches_oracle,
+    assert_matches_oracle_under_dropout,
+    private_sums,
+    to_dtype,
+)
 
 E, H, L, S = 6, 3, 4, 5  # channels, heads, queries, keys
 Settings = Callable[[Tensor], dict[str, Any]]
-
-
-def total_loss(model: nn.Module, batch: Any) -> Tensor:
-    return projected(model(batch)).sum()
-
-
-def private(
-    plain: nn.Module, batch: Any, clip_norm: float, views: int = 1, seed: int = 0
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of a private copy of the model, and its clipped sums."""
-    model = copy.deepcopy(plain)
-    names = {p: name for name, p in model.named_parameters()}
-    live = {name: p for p, name in names.items() if p.requires_grad}
-    engine = Engine(model, live, Local(clip_norm), loss_reduction="sum", views=views)
-    engine.batch.receive(Chunk(examples=oracle._rows(batch, 0) // views, first=True, last=True))
-    torch.manual_seed(seed)
-    output = model(batch)
-    projected(output).sum().backward()
-    assert all(p.grad is None for p in names)
-    return output, {names[p]: total for p, total in engine.release().sums.items()}
-
-
-def assert_agrees(plain: nn.Module, batch: Any, views: int = 1) -> None:
-    """Outputs and clipped sums of a private copy are those of the plain model, with half of the examples clipped."""
-    per_example = oracle.gradients(plain, batch, total_loss, views=views)
-    assert_equal(plain, batch, per_example, views)
-
-
-def assert_agrees_under_dropout(plain: nn.Module, batch: Any) -> None:
-    """The same where the random numbers belong to the whole batch: it runs as one, and one row's loss is taken."""
-
-    def row_gradient(row: int) -> dict[str, Tensor]:
-        torch.manual_seed(0)
-        found = torch.autograd.grad(projected(plain(batch))[row], list(plain.parameters()))
-        return dict(zip(dict(plain.named_parameters()), found, strict=True))
-
-    assert_equal(plain, batch, [row_gradient(row) for row in range(oracle._rows(batch, 0))])
-
-
-def assert_equal(plain: nn.Module, batch: Any, per_example: list[dict[str, Tensor]], views: int = 1) -> None:
-    clip_norm = oracle.halving_norm(per_example)
-    expected = oracle.clipped_sum(per_example, clip_norm)
-    output, found = private(plain, batch, clip_norm, views)
-    torch.manual_seed(0)
-    torch.testing.assert_close(output, plain(batch))
-    assert found.keys() == expected.keys()
-    for name, want in expected.items():
-        torch.testing.assert_close(
-            found[name], want, rtol=1e-4, atol=2e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-def numbers(batch: Any, dtype: torch.dtype) -> Any:
-    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
 
 
 class Attend(nn.Module):
@@ -231,33 +178,33 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 def test_attention_equals_the_oracle(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     make, batch = TABLE[name]
-    assert_agrees(make().to(dtype), numbers(batch(), dtype))
+    assert_matches_oracle(make().to(dtype), to_dtype(batch(), dtype))
 
 
 @pytest.mark.parametrize("name", ["self", "added key", "other", "three widths", "self, padding, time first"])
 def test_views_of_an_example_are_added_before_the_norm(name: str) -> None:
     torch.manual_seed(1)
     make, batch = TABLE[name]
-    assert_agrees(make(), batch(), views=2)
+    assert_matches_oracle(make(), batch(), views=2)
 
 
 @pytest.mark.parametrize("settings", [lambda q: {}, quick], ids=["weights", "quick"])
 def test_dropout_draws_what_torch_draws(settings: Settings) -> None:
     torch.manual_seed(1)
-    assert_agrees_under_dropout(Attend(dropout=0.4, settings=settings), another()())
+    assert_matches_oracle_under_dropout(Attend(dropout=0.4, settings=settings), another()())
 
 
 def test_dropout_is_off_in_evaluation_mode() -> None:
     torch.manual_seed(1)
-    assert_agrees(Attend(dropout=0.4, settings=quick).eval(), itself()())
+    assert_matches_oracle(Attend(dropout=0.4, settings=quick).eval(), itself()())
 
 
 def test_an_example_without_a_finite_gradient_is_left_out() -> None:
     torch.manual_seed(1)
     plain, batch = Attend(add_bias_kv=True), another()()
-    _, expected = private(plain, map_tensors(lambda t: t[1:], batch), 0.1)
+    _, expected = private_sums(plain, map_tensors(lambda t: t[1:], batch), 0.1)
     batch["k"][0, 2, 1] = torch.inf
-    _, found = private(plain, batch, 0.1)
+    _, found = private_sums(plain, batch, 0.1)
     torch.testing.assert_close(found, expected)
 
 
@@ -298,7 +245,7 @@ def sentences() -> Tensor:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_a_transformer_encoder_equals_the_oracle(training: bool, options: dict[str, Any]) -> None:
     torch.manual_seed(1)
-    assert_agrees(Encoder(**options).train(training), sentences())
+    assert_matches_oracle(Encoder(**options).train(training), sentences())
 
 
 @pytest.mark.parametrize("frozen", ["encoder.layers.0", "encoder.layers.1"])
@@ -306,7 +253,7 @@ def test_a_transformer_encoder_with_a_frozen_layer_equals_the_oracle(frozen: str
     torch.manual_seed(1)
     model = Encoder()
     model.get_submodule(frozen).requires_grad_(False)
-    assert_agrees(model, sentences())
+    assert_matches_oracle(model, sentences())
 
 
 def test_the_fast_path_after_a_frozen_layer_is_refused() -> None:
@@ -315,12 +262,12 @@ def test_the_fast_path_after_a_frozen_layer_is_refused() -> None:
     model.words.requires_grad_(False)
     model.encoder.layers[0].requires_grad_(False)
     with pytest.raises(NotPrivate, match="nested"):
-        private(model, sentences(), 1.0)
+        private_sums(model, sentences(), 1.0)
 
 
 def test_a_transformer_decoder_equals_the_oracle() -> None:
     torch.manual_seed(1)
-    assert_agrees(Decoder(), {"x": torch.randint(11, (6, 4)), "memory": torch.randint(11, (6, 5))})
+    assert_matches_oracle(Decoder(), {"x": torch.randint(11, (6, 4)), "memory": torch.randint(11, (6, 5))})
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -337,12 +284,12 @@ def test_attention_among_examples_is_refused(batch_first: bool, shape: tuple[int
             return y.transpose(0, 1) if batch_first and x.dim() == 3 else y
 
     with pytest.raises(NotPrivate, match=r"attention \(MultiheadAttention, batch_first="):
-        private(Wrong(), torch.randn(shape), 1.0)
+        private_sums(Wrong(), torch.randn(shape), 1.0)
 
 
 def test_the_causal_hint_needs_its_mask() -> None:
     with pytest.raises(RuntimeError, match="attn_mask"):
-        private(Attend(settings=lambda q: {"is_causal": True}), itself()(), 1.0)
+        private_sums(Attend(settings=lambda q: {"is_causal": True}), itself()(), 1.0)
 
 
 def test_only_a_plain_attention_gets_the_rule() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
-from tests.gradients.driver import clipped_sums, engine_for
+from tests.support.engines import clipped_sums, engine_for
 
 
 class Centred(nn.Module):

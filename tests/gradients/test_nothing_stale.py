@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hoarfrost.errors import NotPrivate
 from tests import oracle
-from tests.gradients.driver import announce, clipped_sums, engine_for, flat, sums_so_far
 from tests.gradients.settings import Tied
+from tests.support.engines import announce, clipped_sums, engine_for, flat, sums_so_far
 
 
 def small() -> nn.Sequential:

@@ -20,7 +20,12 @@ from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.recurrent import RecurrentRule
 from hoarfrost.nested import map_tensors
 from hoarfrost.sampling import Chunk
-from tests.gradients.test_attention import assert_agrees, assert_agrees_under_dropout, numbers, private
+from tests.support.oracle_checks import (
+    assert_matches_oracle,
+    assert_matches_oracle_under_dropout,
+    private_sums,
+    to_dtype,
+)
 
 E, H, T = 3, 4, 5  # input channels, hidden channels, steps
 KINDS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -144,20 +149,20 @@ TABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 def test_a_recurrent_layer_equals_the_oracle(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     make, batch = TABLE[name]
-    assert_agrees(make().to(dtype), numbers(batch(), dtype))
+    assert_matches_oracle(make().to(dtype), to_dtype(batch(), dtype))
 
 
 @pytest.mark.parametrize("name", ["rnn", "lstm, projected", "lstm, packed", "gru, packed, given state"])
 def test_views_of_an_example_are_added_before_the_norm(name: str) -> None:
     torch.manual_seed(1)
     make, batch = TABLE[name]
-    assert_agrees(make(), batch(), views=2)
+    assert_matches_oracle(make(), batch(), views=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_draws_what_torch_draws(kind: str) -> None:
     torch.manual_seed(1)
-    assert_agrees_under_dropout(Recur(kind, dropout=0.4, **DEEP), sequences()())
+    assert_matches_oracle_under_dropout(Recur(kind, dropout=0.4, **DEEP), sequences()())
 
 
 class Classifier(nn.Module):
@@ -182,7 +187,7 @@ def sentences() -> Tensor:
 
 def test_a_classifier_of_packed_sentences_equals_the_oracle() -> None:
     torch.manual_seed(1)
-    assert_agrees(Classifier(), sentences())
+    assert_matches_oracle(Classifier(), sentences())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,7 +211,7 @@ def test_a_packed_output_is_the_one_that_torch_returns(kind: str, sorted_before:
 
     batch = {"x": torch.randn(6, T, E), "lengths": lengths}
     Packs()(batch)
-    private(Packs(), batch, 1.0)
+    private_sums(Packs(), batch, 1.0)
     torch.testing.assert_close(seen[-1], seen[0])
     assert type(seen[-1][0]) is type(seen[0][0])
 
@@ -214,9 +219,9 @@ def test_a_packed_output_is_the_one_that_torch_returns(kind: str, sorted_before:
 def test_steps_after_the_end_of_a_sequence_contribute_exactly_nothing() -> None:
     torch.manual_seed(1)
     plain, batch = Recur(**DEEP), packed(sequences(), *UNSORTED)()
-    _, found = private(plain, batch, 0.1)
+    _, found = private_sums(plain, batch, 0.1)
     beyond = torch.arange(T) >= torch.tensor(UNSORTED)[:, None]
-    _, again = private(plain, {**batch, "x": batch["x"].masked_fill(beyond[..., None], 1e6)}, 0.1)
+    _, again = private_sums(plain, {**batch, "x": batch["x"].masked_fill(beyond[..., None], 1e6)}, 0.1)
     torch.testing.assert_close(again, found, rtol=0, atol=0)
 
 
@@ -234,18 +239,18 @@ def test_given_states_may_be_overwritten_after_the_forward_pass(kind: str) -> No
 
     torch.manual_seed(1)
     plain, batch = Carries(), sequences(h=(1, H), c=(1, H))()
-    _, expected = private(plain, batch, 0.1)
+    _, expected = private_sums(plain, batch, 0.1)
     plain.overwrites = True
-    _, found = private(plain, batch, 0.1)
+    _, found = private_sums(plain, batch, 0.1)
     torch.testing.assert_close(found, expected)
 
 
 def test_an_example_without_a_finite_gradient_is_left_out() -> None:
     torch.manual_seed(1)
     plain, batch = Recur("gru", **DEEP), sequences()()
-    _, expected = private(plain, map_tensors(lambda t: t[1:], batch), 0.1)
+    _, expected = private_sums(plain, map_tensors(lambda t: t[1:], batch), 0.1)
     batch["x"][0, 2, 1] = torch.nan
-    _, found = private(plain, batch, 0.1)
+    _, found = private_sums(plain, batch, 0.1)
     torch.testing.assert_close(found, expected)
 
 
@@ -264,7 +269,7 @@ def test_a_sequence_of_examples_is_refused(kind: str, batch_first: bool, shape: 
             return output.transpose(0, 1) if across else output
 
     with pytest.raises(NotPrivate, match=r"layer \((RNN|LSTM|GRU), batch_first="):
-        private(Wrong(), torch.randn(shape), 1.0)
+        private_sums(Wrong(), torch.randn(shape), 1.0)
 
 
 def test_packed_sequences_that_are_not_the_examples_are_refused() -> None:
@@ -279,7 +284,7 @@ def test_packed_sequences_that_are_not_the_examples_are_refused() -> None:
             return hidden[0].view(len(x), -1)
 
     with pytest.raises(NotPrivate, match="layer"):
-        private(Halves(), torch.randn(6, 4, E), 1.0)
+        private_sums(Halves(), torch.randn(6, 4, E), 1.0)
 
 
 def test_a_forward_pass_without_a_backward_leaves_nothing_behind() -> None:

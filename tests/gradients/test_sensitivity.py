@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hoarfrost.gradients import contributions, costs
 from hoarfrost.masks import resolve_mask
-from tests.gradients.driver import clipped_sums, engine_for, flat
 from tests.gradients.settings import Bare, Scale, Tied
+from tests.support.engines import clipped_sums, engine_for, flat
 
 C = 0.7
 ALLOWED = C * (1 + 1e-5)
@@ -142,20 +142,20 @@ def subnormal(x: Tensor, g: Tensor, feature: int) -> None:
     x[0], g[0] = 3e38, SUBNORMAL
 
 
-def one_beside_many(x: Tensor, g: Tensor, feature: int) -> None:
-    """Squares that vanish beside a large one as they are added up one after the other."""
+def one_large_among_many_small(x: Tensor, g: Tensor, feature: int) -> None:
+    """Squares that vanish next to a large one as they are added up one after the other."""
     g[0] = 1.0
     x[0] = 2.4e-4
     x[0].view(-1)[0] = 1.0
 
 
-def everything_at_rest(x: Tensor, g: Tensor, feature: int) -> None:
+def all_mass_on_frozen_coordinates(x: Tensor, g: Tensor, feature: int) -> None:
     """All of its mass where nothing moves, and enough to overflow there once it is scaled."""
     x[0].select(feature, 1).view(-1)[0] = 1e19
     g[0].view(-1)[0] = 1e19
 
 
-MADE = [huge_times_tiny, huge_times_zero, subnormal, one_beside_many, everything_at_rest]
+MADE = [huge_times_tiny, huge_times_zero, subnormal, one_large_among_many_small, all_mass_on_frozen_coordinates]
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     # a layer, the shape of an example, and which dimension of it counts features
     "linear": (lambda: nn.Linear(3000, 4, bias=False), (3000,), 0),
@@ -167,7 +167,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_with_coordinates_at_rest_one_example_moves_no_more(
+def test_with_coordinates_frozen_one_example_moves_no_more(
     layer: str, way: str, made: Callable[[Tensor, Tensor, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheapest = costs.cheapest
@@ -192,13 +192,13 @@ def test_with_coordinates_at_rest_one_example_moves_no_more(
         total = clipped_sums(engine, x, lambda output: (output * g).sum())["weight"].double()
         assert (total[~mask] == 0).all()
         assert total.norm() <= clip_norm * (1 + 1e-6)
-        if made is one_beside_many:
+        if made is one_large_among_many_small:
             assert engine.dropped == 0
             assert total.norm() >= min(clip_norm, norm) * (1 - 1e-3)  # and it is not thrown away
 
 
-def test_a_long_row_of_small_numbers_beside_a_large_one_is_counted() -> None:
-    """Without a mask too: 100,000 squares, each of which vanishes beside the first."""
+def test_many_small_squares_after_a_large_one_are_counted() -> None:
+    """Without a mask too: 100,000 squares, each of which vanishes next to the first."""
     x = torch.full((1, 1, 100_000), 2.4e-4)
     x[0, 0, 0] = 1.0
     for model in (nn.Linear(100_000, 2, bias=False), nn.Conv1d(1, 1, 100_000, bias=False)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import oracle
-from tests.gradients.driver import announce, engine_for, flat, sums_so_far
+from tests.support.engines import announce, engine_for, flat, sums_so_far
 
 transformers = pytest.importorskip("transformers")
 TEXT = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}

@@ -23,60 +23,17 @@ import hoarfrost
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
 from hoarfrost.train.checkpoint import Checkpoint, save
+from tests.support.small_runs import OPTIMIZERS, STEPS, equal_weights, new_run, train_until, weights
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-}
 SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
     "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + 0.3 * step)),
     "StepLR": lambda optimizer: StepLR(optimizer, 3, 0.5),
 }
-STEPS = 12
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint.safetensors"
-
-
-def new(kind: str = "momentum", seed: int = 5, **options: Any) -> Any:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    torch.manual_seed(6)
-    data = TensorDataset(torch.randn(20, 4), torch.randint(3, (20,)))
-    settings: dict[str, Any] = {
-        "sample_rate": 1.0,
-        "noise_multiplier": 8.0,
-        "delta": 1e-5,
-        "steps": STEPS,
-        "accountant": "rdp",
-    }
-    if "epsilon" in options:
-        del settings["noise_multiplier"]
-    return hoarfrost.make_private(model, OPTIMIZERS[kind](model.parameters()), data, **(settings | options))
-
-
-def train(private: Any, until: int, scheduler: LRScheduler | None = None) -> None:
-    while private.steps_taken < until:
-        for x, y in private.loader:
-            private.optimizer.zero_grad()
-            nn.functional.cross_entropy(private.model(x), y).backward()
-            private.optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-            if private.steps_taken == until:
-                break
-
-
-def weights(private: Any) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in private.model.parameters()]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 # Going on.
@@ -86,20 +43,20 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_going_on_equals_training_without_interruption_bit_for_bit(path: Path, kind: str, schedule: str) -> None:
     """Without noise and with every example in every batch, so that there is only one right answer."""
-    first = new(kind, noise_multiplier=0.0)
+    first = new_run(kind, noise_multiplier=0.0)
     scheduler = SCHEDULERS[schedule](first.optimizer)
-    train(first, 5, scheduler)
+    train_until(first, 5, scheduler)
     save(path, first, scheduler=scheduler)
-    train(first, STEPS, scheduler)
+    train_until(first, STEPS, scheduler)
     uninterrupted = weights(first)
 
-    other = new(kind, seed=99, noise_multiplier=0.0)
+    other = new_run(kind, seed=99, noise_multiplier=0.0)
     for later, its_scheduler in ((first, scheduler), (other, SCHEDULERS[schedule](other.optimizer))):
         Checkpoint.read(path).restore(later, its_scheduler)
         assert later.steps_taken == 5
-        assert not same(weights(later), uninterrupted)
-        train(later, STEPS, its_scheduler)
-        assert same(weights(later), uninterrupted)
+        assert not equal_weights(weights(later), uninterrupted)
+        train_until(later, STEPS, its_scheduler)
+        assert equal_weights(weights(later), uninterrupted)
 
 
 def test_a_checkpoint_gets_by_without_pickle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,38 +65,38 @@ def test_a_checkpoint_gets_by_without_pickle(path: Path, monkeypatch: pytest.Mon
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
         monkeypatch.setattr(module, name, unpickled)
-    private = new("Adam")
-    train(private, 2)
+    private = new_run("Adam")
+    train_until(private, 2)
     save(path, private, facts={"note": "mine"})
-    later = new("Adam")
+    later = new_run("Adam")
     saved = Checkpoint.read(path)
     saved.restore(later)
-    assert same(weights(private), weights(later))
+    assert equal_weights(weights(private), weights(later))
     assert saved.facts == {"note": "mine"}
 
 
 def test_what_follows_a_checkpoint_is_new_noise(path: Path) -> None:
-    private = new()
-    train(private, 2)
+    private = new_run()
+    train_until(private, 2)
     save(path, private)
     ends = []
     for _ in range(2):
-        later = new()
+        later = new_run()
         Checkpoint.read(path).restore(later)
-        train(later, 3)
+        train_until(later, 3)
         ends.append(weights(later))
-    assert not same(*ends)
+    assert not equal_weights(*ends)
 
 
 def test_a_seeded_run_does_not_use_its_noise_twice(path: Path) -> None:
     private = seeded()
-    train(private, 2)
+    train_until(private, 2)
     save(path, private)
-    train(private, 3)
+    train_until(private, 3)
     lost = weights(private)
     Checkpoint.read(path).restore(private)
-    train(private, 3)
-    assert not same(weights(private), lost)
+    train_until(private, 3)
+    assert not equal_weights(weights(private), lost)
     later = seeded()
     Checkpoint.read(path).restore(later)
     assert later.optimizer.noise.draws == 2  # a new process does not begin with the first numbers again
@@ -160,31 +117,32 @@ def seeded() -> Any:
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_an_older_checkpoint_in_the_same_process_keeps_all_that_was_spent(path: Path, kind: str) -> None:
-    private = new(kind)
-    train(private, 3)
+    private = new_run(kind)
+    train_until(private, 3)
     save(path, private)
-    train(private, 7)
+    train_until(private, 7)
     before = private.epsilon()
     Checkpoint.read(path).restore(private)
     assert (private.steps_taken, private.charged, private.epsilon()) == (3, 7, before)
-    train(private, 5)
+    train_until(private, 5)
     assert private.events() == (Gaussian(noise_multiplier=8.0, steps=9),)
 
 
 def test_an_older_checkpoint_in_a_new_process_keeps_all_that_the_ledger_has(path: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     Ledger.create(ledger, epsilon=8.0, delta=1e-5, accountant="rdp")
-    private = new(ledger=ledger, run="mine")
-    train(private, 3)
+    private = new_run(ledger=ledger, run="mine")
+    train_until(private, 3)
     save(path, private)
-    train(private, 7)
+    train_until(private, 7)
 
     script = f"""
-from tests.train.test_checkpoint import *
-later = new(ledger={str(ledger)!r}, run="mine")
+from hoarfrost.train.checkpoint import Checkpoint
+from tests.support.small_runs import new_run, train_until
+later = new_run(ledger={str(ledger)!r}, run="mine")
 Checkpoint.read({str(path)!r}).restore(later)
 print(later.steps_taken, later.charged, later.epsilon(), later.steps)
-train(later, 5)
+train_until(later, 5)
 print(later.charged)
 """
     root = Path(__file__).parents[2]
@@ -199,16 +157,16 @@ def test_other_runs_on_the_same_weights_stay_in_the_account(path: Path, tmp_path
     """A run that goes on under another name has all that was spent before behind it, as far as anybody knows."""
     ledger = tmp_path / "ledger.jsonl"
     Ledger.create(ledger, epsilon=8.0, delta=1e-5, accountant="rdp")
-    first = new(ledger=ledger, run="first")
-    train(first, 3)
+    first = new_run(ledger=ledger, run="first")
+    train_until(first, 3)
     save(path, first)
-    train(first, 5)  # and these two are lost
-    second = new(ledger=ledger, run="second")
+    train_until(first, 5)  # and these two are lost
+    second = new_run(ledger=ledger, run="second")
     Checkpoint.read(path).restore(second)
-    train(second, 4)
+    train_until(second, 4)
     assert {run: event.steps for (run, *_), event in second.spent().items()} == {"first": 5, "second": 1}
     save(path, second)
-    third = new()
+    third = new_run()
     Checkpoint.read(path).restore(third)
     assert third.epsilon() == epsilon(Gaussian(noise_multiplier=8.0, steps=6), 1e-5, "rdp")
 
@@ -216,50 +174,50 @@ def test_other_runs_on_the_same_weights_stay_in_the_account(path: Path, tmp_path
 def test_a_ledger_that_knows_less_than_the_checkpoint_does_not_lower_the_account(path: Path, tmp_path: Path) -> None:
     for name in ("ledger", "put back from an old copy"):
         Ledger.create(tmp_path / name, epsilon=8.0, delta=1e-5, accountant="rdp")
-    private = new(ledger=tmp_path / "ledger", run="mine")
-    train(private, 3)
+    private = new_run(ledger=tmp_path / "ledger", run="mine")
+    train_until(private, 3)
     save(path, private)
-    later = new(ledger=tmp_path / "put back from an old copy", run="mine")
+    later = new_run(ledger=tmp_path / "put back from an old copy", run="mine")
     Checkpoint.read(path).restore(later)
-    train(later, 5)
+    train_until(later, 5)
     assert sum(event.steps for event in later.spent().values()) == 5
 
 
 def test_a_calibrated_run_never_exceeds_its_epsilon_however_often_it_is_restored(path: Path) -> None:
     """In the same process or in later ones, each of which restores twice."""
-    private = new(epsilon=2.0)
-    train(private, 3)
+    private = new_run(epsilon=2.0)
+    train_until(private, 3)
     save(path, private)
-    train(private, 6)
+    train_until(private, 6)
     Checkpoint.read(path).restore(private)
     assert private.steps == STEPS - 3  # three were lost
-    train(private, 4)
+    train_until(private, 4)
     Checkpoint.read(path).restore(private)
     assert private.steps == STEPS - 4  # and one more, not those three again
-    train(private, private.steps)
+    train_until(private, private.steps)
     assert private.charged == STEPS
     assert private.epsilon() <= 2.0
     with pytest.raises(BudgetSpent):
-        train(private, STEPS)
+        train_until(private, STEPS)
 
-    later = new(epsilon=2.0)
+    later = new_run(epsilon=2.0)
     Checkpoint.read(path).restore(later)
-    train(later, 8)
+    train_until(later, 8)
     Checkpoint.read(path).restore(later)
-    train(later, later.steps)
+    train_until(later, later.steps)
     assert sum(event.steps for event in later.events()) == STEPS
     assert later.epsilon() <= 2.0
 
 
 @pytest.mark.parametrize("booked", [True, False])
 def test_what_others_spent_on_the_weights_counts_for_a_calibrated_run(path: Path, tmp_path: Path, booked: bool) -> None:
-    other = new(noise_multiplier=4.0)
-    train(other, 2)
+    other = new_run(noise_multiplier=4.0)
+    train_until(other, 2)
     save(path, other)
     ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=None, delta=1e-5, accountant="rdp")
-    private = new(epsilon=2.0, **({"ledger": ledger.path, "run": "mine"} if booked else {}))
+    private = new_run(epsilon=2.0, **({"ledger": ledger.path, "run": "mine"} if booked else {}))
     Checkpoint.read(path).restore(private)
-    train(private, private.steps)
+    train_until(private, private.steps)
     assert 3 <= private.steps < STEPS
     one_more = Gaussian(noise_multiplier=private.noise_multiplier, steps=private.charged + 1)
     behind = Gaussian(noise_multiplier=4.0, steps=2)
@@ -267,10 +225,10 @@ def test_what_others_spent_on_the_weights_counts_for_a_calibrated_run(path: Path
 
 
 def test_a_calibrated_run_takes_no_step_on_weights_that_cost_its_epsilon_already(path: Path) -> None:
-    other = new(noise_multiplier=1.0)
-    train(other, 2)
+    other = new_run(noise_multiplier=1.0)
+    train_until(other, 2)
     save(path, other)
-    private = new(epsilon=2.0)
+    private = new_run(epsilon=2.0)
     Checkpoint.read(path).restore(private)
     assert private.steps == 2
     with pytest.raises(BudgetSpent):
@@ -280,13 +238,13 @@ def test_a_calibrated_run_takes_no_step_on_weights_that_cost_its_epsilon_already
 def test_lost_steps_are_taken_again_only_as_far_as_the_ledger_s_budget_goes(path: Path, tmp_path: Path) -> None:
     budget = epsilon(Gaussian(noise_multiplier=8.0, steps=STEPS + 2), 1e-5, "rdp")
     ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=budget, delta=1e-5, accountant="rdp")
-    private = new(ledger=ledger, run="mine")
-    train(private, 3)
+    private = new_run(ledger=ledger, run="mine")
+    train_until(private, 3)
     save(path, private)
-    train(private, 8)
+    train_until(private, 8)
     Checkpoint.read(path).restore(private)
     assert private.steps == STEPS - 3  # five were lost, two could be bought
-    train(private, private.steps)
+    train_until(private, private.steps)
     assert (Ledger(ledger.path).entries[0].reserved, ledger.epsilon() <= budget) == (STEPS + 2, True)
 
 
@@ -295,18 +253,18 @@ def test_lost_steps_are_taken_again_only_as_far_as_the_ledger_s_budget_goes(path
 
 def test_a_checkpoint_says_which_ledger_and_how_far_it_was(path: Path, tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=8.0, delta=1e-5, accountant="rdp")
-    private = new(ledger=ledger, run="mine")
-    train(private, 2)
+    private = new_run(ledger=ledger, run="mine")
+    train_until(private, 2)
     save(path, private)
     said = Checkpoint.read(path).ledger
     assert said is not None
     assert (said["path"], said["run"]) == (str(ledger.path.resolve()), "mine")
-    train(private, 4)
+    train_until(private, 4)
     Ledger(ledger.path).check(said["head"])
 
 
 def test_weights_that_are_not_finite_are_not_saved(path: Path) -> None:
-    private = new()
+    private = new_run()
     with torch.no_grad():
         private.model[0].weight[0, 0] = torch.nan
     with pytest.raises(Diverged):
@@ -315,10 +273,10 @@ def test_weights_that_are_not_finite_are_not_saved(path: Path) -> None:
 
 
 def test_a_failed_save_leaves_the_checkpoint_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = new()
-    train(private, 1)
+    private = new_run()
+    train_until(private, 1)
     save(path, private)
-    train(private, 2)
+    train_until(private, 2)
 
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
@@ -343,7 +301,7 @@ def test_what_is_no_checkpoint_is_refused(path: Path, kind: str) -> None:
         case "plain safetensors":
             save_file({"a": torch.ones(2)}, path)
         case "half":
-            save(path, new())
+            save(path, new_run())
             path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InvalidValue, match="checkpoint"):
         Checkpoint.read(path)
@@ -372,27 +330,27 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_header_that_cannot_be_is_refused_in_one_line(path: Path, case: str) -> None:
-    private = new()
-    train(private, 1)
+    private = new_run()
+    train_until(private, 1)
     save(path, private)
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(file.metadata()["hoarfrost-checkpoint"])
     save_file(tensors, path, {"hoarfrost-checkpoint": json.dumps(header | HOSTILE[case])})
     with pytest.raises(HoarfrostError) as told:
-        Checkpoint.read(path).restore(new())
+        Checkpoint.read(path).restore(new_run())
     assert "\n" not in str(told.value)
 
 
 def test_another_network_s_checkpoint_is_refused(path: Path) -> None:
     save(path, seeded())
     with pytest.raises(InvalidValue, match="does not fit this run"):
-        Checkpoint.read(path).restore(new())
+        Checkpoint.read(path).restore(new_run())
 
 
 def test_a_restore_that_fails_half_way_has_counted_what_the_weights_cost(path: Path) -> None:
-    private = new()
-    train(private, 5)
+    private = new_run()
+    train_until(private, 5)
     save(path, private)
     torch.manual_seed(5)
     model = copy.deepcopy(private.model)
@@ -407,13 +365,13 @@ def test_a_restore_that_fails_half_way_has_counted_what_the_weights_cost(path: P
 
 
 def test_another_noise_under_the_same_name_does_not_replace_what_was_spent(path: Path) -> None:
-    private = new(run="mine", noise_multiplier=0.5)
-    train(private, 5)
+    private = new_run(run="mine", noise_multiplier=0.5)
+    train_until(private, 5)
     save(path, private)
-    later = new(run="mine", noise_multiplier=5.0)
+    later = new_run(run="mine", noise_multiplier=5.0)
     Checkpoint.read(path).restore(later)
     assert later.epsilon() == private.epsilon()
-    train(later, 7)
+    train_until(later, 7)
     assert later.epsilon() > private.epsilon()
     assert sorted(event.steps for event in later.events()) == [2, 5]
 
@@ -428,8 +386,8 @@ def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
         "Largest": {"freeze": freeze.Largest(0.5)},
     }
     for name, options in before.items():
-        private = new(**options)
-        train(private, 4)
+        private = new_run(**options)
+        train_until(private, 4)
         save(path, private)
         steady = {
             "Largest": freeze.Largest(0.25),
@@ -437,16 +395,16 @@ def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
             "Random": freeze.Random(0.75, redraw="never"),
         }
         for freezer in steady.values():
-            later = new(freeze=freezer)
+            later = new_run(freeze=freezer)
             Checkpoint.read(path).restore(later)
             held = [p.clone() for p in weights(later)]
-            train(later, 6)
+            train_until(later, 6)
             moved = sum(int((p != q).sum()) for p, q in zip(weights(later), held, strict=True))
             assert moved == round(0.25 * 51), (name, freezer)
             if isinstance(freezer, freeze.Pruned):
                 assert sum(int((p == 0).sum()) for p in weights(later)) >= 51 - moved
-        ranked = new(freeze=freeze.Ranked(0.5))
+        ranked = new_run(freeze=freeze.Ranked(0.5))
         Checkpoint.read(path).restore(ranked)
-        train(ranked, 7)
+        train_until(ranked, 7)
         shares = ranked.optimizer.switch.shares
         assert 0 < shares <= 7

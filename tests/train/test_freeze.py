@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from hoarfrost.freezing.base import Both
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train.loop import Average
 from hoarfrost.train.prepare import prepare
-from tests.train.recipes import tiny
-from tests.train.test_resume import Dies
+from tests.support.kills import run_until_killed
+from tests.support.recipes import tiny
 
 KINDS: dict[str, dict[str, Any]] = {
     "layers": {"kind": "layers", "first": 1, "step": 2},
@@ -50,10 +49,7 @@ def test_a_restart_goes_on_with_the_same_coordinates(kind: str, tmp_path: Path) 
         "privacy": {"noise_multiplier": 0.0, "delta": 1e-4, "sample_rate": 1.0, "steps": 7, "seed": 3},
         "loop": {"threads": 1, "checkpoint_every": 2},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["hoarfrost.train.running"], "_end_early", lambda *_: None)
-        with pytest.raises(SystemExit):
-            run(recipe(kind, **settings), out=tmp_path / "run", progress=Dies(5))
+    run_until_killed(5, run, recipe(kind, **settings), out=tmp_path / "run")
     resumed = resume(tmp_path / "run")
     whole = run(recipe(kind, **settings), out=tmp_path / "whole")
     for name, value in whole.model.state_dict().items():
@@ -122,7 +118,7 @@ def test_a_run_tells_how_much_of_the_model_moved(tmp_path: Path) -> None:
     assert resumed.density == pytest.approx(whole.density, abs=1e-9)
 
 
-def test_the_share_that_rests_grows_as_the_paper_says() -> None:
+def test_the_frozen_share_grows_as_the_paper_says() -> None:
     """Its Table 9 states total densities of 0.6 and 0.58 for these, which its formula does not give."""
     for epochs, cooling, density in ((60, 40, 0.40), (100, 80, 0.46)):
         live = [1 - freezing.Random(rate=0.9, cooling=cooling).rate_in(epoch) for epoch in range(epochs)]

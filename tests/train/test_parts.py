@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from hoarfrost.data import Splits, digits
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import networks, optimizers, recipe
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 
 def splits(*shape: int, classes: int = 10) -> Splits:

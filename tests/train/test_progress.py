@@ -50,7 +50,7 @@ def test_lines_tell_nothing_about_the_training_data() -> None:
     assert "66" not in "".join(printed())
 
 
-def test_a_seeded_run_says_so_beside_epsilon() -> None:
+def test_a_seeded_run_says_so_next_to_epsilon() -> None:
     assert "ε 0.75 of 3.00 (seeded: do not release)" in printed(seeded=True)[1]
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import Recipe, read_recipe, recipes, to_toml
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 MINIMAL = """
 [data]

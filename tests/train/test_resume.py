@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,25 +25,8 @@ from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train import prepare as preparing
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Average
-from tests.train.recipes import tiny
-
-
-class Dies(Progress):
-    """Ends the run in a given step as a kill would: no file is written any more."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def step(self, steps: int, average: Average) -> None:
-        if steps == self.at:
-            raise SystemExit
-
-
-def die(at: int, start: Callable[..., object], *args: Any, **options: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["hoarfrost.train.running"], "_end_early", lambda *_: None)
-        with pytest.raises(SystemExit):
-            start(*args, progress=Dies(at), **options)
+from tests.support.kills import run_until_killed
+from tests.support.recipes import tiny
 
 
 @pytest.fixture
@@ -52,7 +34,7 @@ def killed(tmp_path: Path) -> Callable[..., Path]:
     """A run folder as a kill after so many steps leaves it."""
 
     def start(steps: int, ledger: Ledger | None = None, **changes: Any) -> Path:
-        die(steps, run, tiny(**changes), out=tmp_path / "run", ledger=ledger)
+        run_until_killed(steps, run, tiny(**changes), out=tmp_path / "run", ledger=ledger)
         return tmp_path / "run"
 
     return start
@@ -92,7 +74,7 @@ def test_an_older_checkpoint_keeps_everything_that_was_spent(killed: Callable[..
 def test_killed_ten_times_with_one_step_reserved_at_a_time_it_is_charged_ten_more(killed: Callable[..., Path]) -> None:
     folder = killed(1, loop__checkpoint_every=1, privacy__steps=30)
     for at in range(2, 11):
-        die(at, resume, folder)
+        run_until_killed(at, resume, folder)
     result = resume(folder)
     assert result.steps == 30
     assert sum(event.steps for event in result.statement.releases) <= 40
@@ -226,7 +208,7 @@ def test_a_data_file_may_be_moved(killed: Callable[..., Path], tmp_path: Path) -
 def test_an_older_ledger_put_back_is_refused(killed: Callable[..., Path]) -> None:
     folder = killed(2, loop__checkpoint_every=2)
     old = (folder / "ledger.jsonl").read_bytes()
-    die(5, resume, folder)
+    run_until_killed(5, resume, folder)
     (folder / "ledger.jsonl").write_bytes(old)
     with pytest.raises(LedgerDamaged, match="cut, put back"):
         resume(folder)
@@ -401,7 +383,7 @@ def test_a_freezer_s_release_is_no_run_and_is_booked_once(
     assert books(folder).passed
 
 
-def test_layers_that_rest_from_an_epsilon_on_count_what_was_spent_before(killed: Callable[..., Path]) -> None:
+def test_layers_frozen_from_an_epsilon_on_count_what_was_spent_before(killed: Callable[..., Path]) -> None:
     privacy = {"epsilon": 3.0, "delta": 1e-4, "sample_rate": 0.2, "steps": 20}
     folder = killed(
         16, loop__checkpoint_every=1, privacy=privacy, freeze={"kind": "layers", "first": 1.0, "epsilon": 2.95}

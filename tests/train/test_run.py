@@ -15,7 +15,7 @@ from hoarfrost.budget import Gaussian, epsilon
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.train import Progress, Recipe, RunResult, read_recipe, run
 from hoarfrost.train.loop import Average
-from tests.train.recipes import tiny
+from tests.support.recipes import tiny
 
 FILES = {
     "budget.json", "budget.txt", "checkpoints", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "not-private",
@@ -120,7 +120,15 @@ def test_an_unseeded_run_does_not_repeat_itself(tmp_path: Path) -> None:
 def test_a_seed_and_threads_are_the_run_s_own_affair(tmp_path: Path) -> None:
     torch.manual_seed(11)
     threads, before = torch.get_num_threads(), torch.random.get_rng_state()
-    run(tiny(privacy__seed=5, privacy__steps=1), out=tmp_path / "run")
+    during: list[int] = []
+
+    class Notes(Progress):
+        def step(self, steps: int, average: Average) -> None:
+            during.append(torch.get_num_threads())
+
+    recipe = tiny(privacy__seed=5, privacy__steps=1, loop__threads=threads + 1)
+    run(recipe, out=tmp_path / "run", progress=Notes())
+    assert during == [threads + 1]
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.random.get_rng_state(), before)
 

@@ -1,4 +1,4 @@
-"""A small network, a few examples, and a step: what the tests of this folder train."""
+"""A small network, a few examples, and a step: what the tests of freezing train."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def step(private: Any) -> None:
                 break
 
 
-def some_masks(model: nn.Module, seed: int) -> dict[str, Mask]:
+def random_masks(model: nn.Module, seed: int) -> dict[str, Mask]:
     """Everything, nothing, channels or elements of each parameter, by chance."""
     generator = torch.Generator().manual_seed(seed)
     masks: dict[str, Mask] = {}

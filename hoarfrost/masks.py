@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoarfrost.errors import InvalidValue
 
@@ -92,7 +92,7 @@ class PartialMask:
         return flat.index_copy_(-1, self.indices, values).view(*values.shape[:-1], *self.shape)
 
 
-Masks = Mapping[nn.Parameter, bool | PartialMask]
+Masks = Mapping[str, bool | PartialMask]
 """Masks of the parameters that are not wholly live: False where all of one is frozen."""
 
 

@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hoarfrost.errors import InvalidValue
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live, intersect, resolve_mask
 
 if TYPE_CHECKING:
-    from hoarfrost import budget
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a freezer may know: the shape of the model and the plan of the run. No data, and no gradients."""
-
-    shapes: Mapping[str, torch.Size]  # of the parameters that the optimizer moves, by name
-    layers: tuple[tuple[str, ...], ...]  # the parameters of each layer, in the order in which the model uses the layers
-    steps: int | None  # that the run is planned for
-    sample_rate: float
-    steps_within: Callable[[float], int]  # how many steps an epsilon pays for
-    ordered: bool = True  # False before the model has run: then the layers are as it lists them
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to, both counted from 0."""
-        epoch = int(step * self.sample_rate)
-        while self.first_step(epoch + 1) <= step:
-            epoch += 1
-        while self.first_step(epoch) > step:
-            epoch -= 1
-        return epoch
-
-    def first_step(self, epoch: int) -> int:
-        """The step that an epoch begins with, as the loader counts (`Poisson.epoch_boundary`)."""
-        return round(epoch / self.sample_rate)
+    from hoarfrost.budget import PlannedRelease
+    from hoarfrost.query import Query
 
 
 class Freezer(ABC):
     """Decides which coordinates are live in each step. One of your own needs `live` alone.
 
     >>> class EverySecondStep(Freezer):
-    ...     '''The first parameter rests in every second step.'''
+    ...     '''The first parameter is frozen in every second step.'''
     ...     def live(self, step, facts):
-    ...         first = next(iter(facts.shapes))
-    ...         return {name: name != first or step % 2 == 0 for name in facts.shapes}
+    ...         first = next(iter(info.shapes))
+    ...         return {name: name != first or step % 2 == 0 for name in info.shapes}
 
     Guarantees:
-        A freezer sees step numbers, names and shapes, the weights before training, and, if it asks for them
-        (`observes`), noisy gradients that have been paid for. What it decides from these costs no privacy.
+        A freezer sees step numbers, names and shapes, the weights before training, noisy gradients that have been paid
+        for if it asks for them (`observes`), and what its own releases return (`releases`, `prepare`). What it decides
+        from these costs no further privacy.
     """
 
     velocity_flows = False  # momentum may go on moving frozen coordinates
@@ -65,17 +42,17 @@ class Freezer(ABC):
         return f"{type(self).__name__}()"
 
     @abstractmethod
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         """The live coordinates of step ``step`` (from 0). A name that is left out is frozen."""
 
-    def key(self, step: int, facts: Facts) -> Hashable:
+    def key(self, step: int, info: RunInfo) -> Hashable:
         """Changes whenever `live` does: as long as it stays the same, `live` is not asked again.
 
         By default it never is the same: `live` is asked before every forward pass, and before the update.
         """
         return object()
 
-    def check(self, facts: Facts) -> None:  # noqa: B027 - most need not
+    def check(self, info: RunInfo) -> None:  # noqa: B027 - most need not
         """Refuses what cannot be: when the run is made, and again when the order of the layers is known."""
 
     def start(self, weights: Mapping[str, Tensor]) -> None:  # noqa: B027 - most need not
@@ -84,7 +61,7 @@ class Freezer(ABC):
         What it keeps of an earlier run it forgets. They are the model's own: what shall last must be copied.
         """
 
-    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:  # noqa: B027 - most need not
+    def observe(self, step: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:  # noqa: B027 - most need not
         """Sees what a step released, if `observes`."""
 
     def state(self) -> dict[str, Tensor]:
@@ -98,14 +75,23 @@ class Freezer(ABC):
         """For a run of its own: itself, or a copy if it keeps something from `start` on."""
         return self
 
-    def events(self) -> tuple[budget.Release, ...]:
-        """Releases of its own, those behind a loaded state too. A schedule that ignores the data makes none.
+    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+        """What it will release of its own, and before which step; said before anything is read.
 
-        They are charged before the first step, and the noise of the steps is calibrated for what they leave. What was
-        released is known by the freezer's words (``repr``): the same words again are the same release, charged once. A
-        freezer that looks at the data anew needs words that say so.
+        The noise of the steps is calibrated for what these leave of the budget, and a ledger keeps room for them. A
+        freezer that ignores the data releases nothing. What was taken from private data without noise is stated as
+        `hoarfrost.budget.Unprotected`: nothing is private then, and every statement says so.
         """
         return ()
+
+    def prepare(self, number: int, query: Query, info: RunInfo) -> None:
+        """Makes the release of that number (from 0, in the order of `releases`) when its step has come.
+
+        The query is the only way to the data: it charges for the release before it reads anything, and returns noisy
+        sums only (`hoarfrost.query.Query`). What is found is kept in `state`: a run that goes on from a checkpoint with
+        this state does not look again.
+        """
+        raise InvalidValue(f"{self!r} declares a release, and has no prepare() that makes it")
 
     def public(self) -> tuple[object, ...]:
         """Data sets that it has learned from without privacy, since it was told that they are public."""
@@ -119,7 +105,7 @@ class Freezer(ABC):
 class Both(Freezer):
     """Two freezers at once: a coordinate moves if both let it.
 
-    Both must mean the same by resting, or nobody could say what a coordinate does that rests by one of them.
+    Both must mean the same by frozen, or nobody could say what a coordinate does that one of them freezes.
     """
 
     def __init__(self, first: Freezer, second: Freezer) -> None:
@@ -134,24 +120,24 @@ class Both(Freezer):
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.parts))
 
-    def live(self, step: int, facts: Facts) -> Live:
-        one, two = (part.live(step, facts) for part in self.parts)
-        unknown = {name: True for name in (*one, *two) if name not in facts.shapes}  # for `Switch` to refuse
+    def live(self, step: int, info: RunInfo) -> Live:
+        one, two = (part.live(step, info) for part in self.parts)
+        unknown = {name: True for name in (*one, *two) if name not in info.shapes}  # for `FreezeController` to refuse
         masks = {
-            name: intersect(one.get(name, False), two.get(name, False), shape) for name, shape in facts.shapes.items()
+            name: intersect(one.get(name, False), two.get(name, False), shape) for name, shape in info.shapes.items()
         }
         return masks | unknown
 
-    def key(self, step: int, facts: Facts) -> Hashable:
-        return tuple(part.key(step, facts) for part in self.parts)
+    def key(self, step: int, info: RunInfo) -> Hashable:
+        return tuple(part.key(step, info) for part in self.parts)
 
-    def check(self, facts: Facts) -> None:
+    def check(self, info: RunInfo) -> None:
         for part in self.parts:
-            part.check(facts)
-        # In the last step most is frozen. What rests for other reasons then is found in its own step.
-        if facts.ordered and facts.steps is not None and not self.observes:
-            live = self.live(facts.steps - 1, facts)
-            if not any(resolve_mask(live.get(name, False), torch.empty(shape)) for name, shape in facts.shapes.items()):
+            part.check(info)
+        # In the last step most is frozen. What is frozen for other reasons then is found in its own step.
+        if info.ordered and info.steps is not None and not self.observes:
+            live = self.live(info.steps - 1, facts)
+            if not any(resolve_mask(live.get(name, False), torch.empty(shape)) for name, shape in info.shapes.items()):
                 raise InvalidValue(f"{self!r} leaves nothing to train in the last step")
 
     def fresh(self) -> Freezer:
@@ -161,10 +147,10 @@ class Both(Freezer):
         for part in self.parts:
             part.start(weights)
 
-    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+    def observe(self, step: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
         for part in self.parts:
             if part.observes:
-                part.observe(step, gradients, facts)
+                part.observe(step, gradients, info)
 
     def state(self) -> dict[str, Tensor]:
         return {f"{n}.{name}": value for n, part in enumerate(self.parts) for name, value in part.state().items()}
@@ -173,8 +159,15 @@ class Both(Freezer):
         for n, part in enumerate(self.parts):
             part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
 
-    def events(self) -> tuple[budget.Release, ...]:
-        return tuple(event for part in self.parts for event in part.events())
+    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+        return tuple(release for part in self.parts for release in part.releases(info))
+
+    def prepare(self, number: int, query: Query, info: RunInfo) -> None:
+        for part in self.parts:
+            own = len(part.releases(info))
+            if number < own:
+                return part.prepare(number, query, info)
+            number -= own
 
     def public(self) -> tuple[object, ...]:
         return tuple(data for part in self.parts for data in part.public())

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.chance import smallest
+from hoarfrost.freezing.base import Freezer
+from hoarfrost.info import RunInfo
+from hoarfrost.freezing.random import smallest
 from hoarfrost.masks import Live
 
 
@@ -24,11 +25,11 @@ class Fixed(Freezer):
     def fresh(self) -> Freezer:
         return copy.copy(self)
 
-    def key(self, step: int, facts: Facts) -> Hashable:
+    def key(self, step: int, info: RunInfo) -> Hashable:
         return None
 
-    def live(self, step: int, facts: Facts) -> Live:
-        return {name: self._masks.get(name, True) for name in facts.shapes}
+    def live(self, step: int, info: RunInfo) -> Live:
+        return {name: self._masks.get(name, True) for name in info.shapes}
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._masks)
@@ -44,10 +45,10 @@ class Largest(Fixed):
         share: of all weights that is live.
         per: "model" ranks all weights together, "layer" each tensor on its own.
 
-    >>> facts = Facts({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
+    >>> info = RunInfo({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
     >>> largest = Largest(share=0.5)
     >>> largest.start({"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]])})
-    >>> largest.live(0, facts)["weight"].tolist()
+    >>> largest.live(0, info)["weight"].tolist()
     [[True, False], [False, True]]
     """
 

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.base import Freezer
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
 
 LAST_STEPS = 20  # the paper's default: the layers rest for so many steps at the end
@@ -26,10 +27,10 @@ class Layers(Freezer):
         step, fraction, epoch, epsilon: when it begins: one of them. After so many steps, after that share of the run,
             at the beginning of that epoch (from 0), or when so much is spent. By default 20 steps before the end.
 
-    >>> facts = Facts({"a.weight": (2, 2), "b.weight": (2, 2)}, (("a.weight",), ("b.weight",)), 100, 0.1, lambda e: 40)
-    >>> dict(Layers().live(79, facts)), dict(Layers().live(80, facts))
+    >>> info = RunInfo({"a.weight": (2, 2), "b.weight": (2, 2)}, (("a.weight",), ("b.weight",)), 100, 0.1, lambda e: 40)
+    >>> dict(Layers().live(79, info)), dict(Layers().live(80, info))
     ({'a.weight': True, 'b.weight': True}, {'a.weight': False, 'b.weight': True})
-    >>> Layers(train=["b"], epsilon=2.0).begins(facts)
+    >>> Layers(train=["b"], epsilon=2.0).begins(info)
     40
     """
 
@@ -71,63 +72,63 @@ class Layers(Freezer):
         ]
         return f"Layers({', '.join(given)})"
 
-    def begins(self, facts: Facts) -> int:
+    def begins(self, info: RunInfo) -> int:
         """The first step in which the layers rest."""
         if self.step is not None:
             return self.step
         if self.epoch is not None:
-            return facts.first_step(self.epoch)
+            return info.first_step(self.epoch)
         if self.epsilon is not None:
-            return facts.steps_within(self.epsilon)
-        if facts.steps is None:
+            return info.steps_within(self.epsilon)
+        if info.steps is None:
             raise InvalidValue("freezing towards the end of a run needs to know how long it is: give epochs= or steps=")
         if self.fraction is not None:
-            return round(self.fraction * facts.steps)
-        return max(0, facts.steps - LAST_STEPS)
+            return round(self.fraction * info.steps)
+        return max(0, info.steps - LAST_STEPS)
 
-    def resting(self, facts: Facts) -> frozenset[str]:
+    def resting(self, info: RunInfo) -> frozenset[str]:
         """The parameters that rest, once it begins."""
         if self.names is not None:
-            return frozenset(name for pattern in self.names for name in _matching(pattern, facts))
+            return frozenset(name for pattern in self.names for name in _matching(pattern, info))
         if self.train is not None:
-            return frozenset(facts.shapes) - {name for pattern in self.train for name in _matching(pattern, facts)}
-        if not facts.ordered:
+            return frozenset(info.shapes) - {name for pattern in self.train for name in _matching(pattern, info)}
+        if not info.ordered:
             raise InvalidValue(
                 "which layers come first is not known before the model has run on a batch. Run it on empty batches, "
                 "too, or name the layers: Layers(names=[...])"
             )
-        layers = len(facts.layers)
+        layers = len(info.layers)
         number = layers // 2 if self.first is None else self.first
         chosen = round(number * layers) if isinstance(number, float) and number < 1 else int(number)
         if chosen >= layers:
             raise InvalidValue(f"the model has {layers} layers: freezing the first {chosen} would leave none to train")
-        return frozenset(name for layer in facts.layers[:chosen] for name in layer)
+        return frozenset(name for layer in info.layers[:chosen] for name in layer)
 
-    def check(self, facts: Facts) -> None:
-        begins, resting = self.begins(facts), self.resting(replace(facts, ordered=True))  # how many, in any order
-        if len(resting) == len(facts.shapes):
+    def check(self, info: RunInfo) -> None:
+        begins, resting = self.begins(info), self.resting(replace(info, ordered=True))  # how many, in any order
+        if len(resting) == len(info.shapes):
             raise InvalidValue("freezing these layers leaves nothing to train")
         if not resting:
-            raise InvalidValue(f"{self!r} freezes nothing: the model has {len(facts.layers)} layer(s)")
-        if facts.steps is not None and begins >= facts.steps:
-            raise InvalidValue(f"{self!r} would freeze after {begins} steps, and the run has {facts.steps}: never")
+            raise InvalidValue(f"{self!r} freezes nothing: the model has {len(info.layers)} layer(s)")
+        if info.steps is not None and begins >= info.steps:
+            raise InvalidValue(f"{self!r} would freeze after {begins} steps, and the run has {info.steps}: never")
 
-    def key(self, step: int, facts: Facts) -> Hashable:
-        return step >= self.begins(facts)
+    def key(self, step: int, info: RunInfo) -> Hashable:
+        return step >= self.begins(info)
 
-    def live(self, step: int, facts: Facts) -> Live:
-        resting = self.resting(facts) if step >= self.begins(facts) else frozenset()
-        return {name: name not in resting for name in facts.shapes}
+    def live(self, step: int, info: RunInfo) -> Live:
+        resting = self.resting(info) if step >= self.begins(info) else frozenset()
+        return {name: name not in resting for name in info.shapes}
 
 
-def _matching(pattern: str, facts: Facts) -> list[str]:
+def _matching(pattern: str, info: RunInfo) -> list[str]:
     """Parameters whose name, or the name of a module they are in, matches."""
     found = []
-    for name in facts.shapes:
+    for name in info.shapes:
         parts = name.split(".")
         prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
         if any(fnmatchcase(prefix, pattern) for prefix in prefixes):
             found.append(name)
     if not found:
-        raise InvalidValue(f"no parameter or module is named {pattern!r}; there are {', '.join(facts.shapes)}")
+        raise InvalidValue(f"no parameter or module is named {pattern!r}; there are {', '.join(info.shapes)}")
     return found

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hoarfrost import validate
-from hoarfrost.freezing.base import Facts, Freezer
-from hoarfrost.freezing.chance import Random, live_of, smallest
+from hoarfrost.freezing.base import Freezer
+from hoarfrost.info import RunInfo
+from hoarfrost.freezing.random import Random, live_of, smallest
 from hoarfrost.masks import Live
 
 
@@ -25,10 +26,10 @@ class Ranked(Freezer):
     Args:
         rate, cooling: as for `Random`.
 
-    >>> facts = Facts({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
+    >>> info = RunInfo({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
     >>> ranked = Ranked(rate=0.5)
-    >>> ranked.observe(9, {"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]])}, facts)
-    >>> ranked.live(10, facts)["weight"].tolist()
+    >>> ranked.observe(9, {"weight": torch.tensor([[3.0, -1.0], [2.0, -4.0]])}, info)
+    >>> ranked.live(10, info)["weight"].tolist()
     [[True, False], [False, True]]
     """
 
@@ -49,28 +50,28 @@ class Ranked(Freezer):
     def fresh(self) -> Freezer:
         return copy.copy(self)
 
-    def key(self, step: int, facts: Facts) -> Hashable:
-        return facts.epoch_of(step)
+    def key(self, step: int, info: RunInfo) -> Hashable:
+        return info.epoch_of(step)
 
-    def check(self, facts: Facts) -> None:
-        self.schedule.check(facts)
+    def check(self, info: RunInfo) -> None:
+        self.schedule.check(info)
 
-    def live(self, step: int, facts: Facts) -> Live:
-        epoch = facts.epoch_of(step)
+    def live(self, step: int, info: RunInfo) -> Live:
+        epoch = info.epoch_of(step)
         rate = self.schedule.rate_in(epoch)
         last = self._sums if self._epoch == epoch - 1 else self._last if self._epoch == epoch else {}
         if rate == 0 or not last:
-            return dict.fromkeys(facts.shapes, True)
+            return dict.fromkeys(info.shapes, True)
         # What was never observed was taken out of training by somebody else.
-        shapes = {name: shape for name, shape in facts.shapes.items() if name in last}
+        shapes = {name: shape for name, shape in info.shapes.items() if name in last}
         magnitudes = np.concatenate([last[name].abs().flatten().cpu().numpy() for name in shapes])
         live = torch.from_numpy(~smallest(magnitudes, len(magnitudes) - live_of(len(magnitudes), rate)))
         parts = live.split([shape.numel() for shape in shapes.values()])
         ranked = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        return dict.fromkeys(facts.shapes, True) | ranked
+        return dict.fromkeys(info.shapes, True) | ranked
 
-    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
-        epoch = facts.epoch_of(step)
+    def observe(self, step: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
+        epoch = info.epoch_of(step)
         if epoch != self._epoch:
             self._epoch, self._last, self._sums = epoch, self._sums, {}
         for name, gradient in gradients.items():

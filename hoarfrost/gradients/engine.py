@@ -7,8 +7,9 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,16 +19,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper
+from hoarfrost.clipping.base import check_clipping
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients.batch import Batch, ClippedSum
+from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
+from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
 from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
-from hoarfrost.sampling import Chunk
+from hoarfrost.observers import Observer, Sums
+from hoarfrost.tickets import Ticket, Tickets
 
 Reduction = Literal["mean", "sum"]
 
@@ -36,7 +41,7 @@ Reduction = Literal["mean", "sum"]
 class _Pass:
     """What one backward pass has brought so far, and the run of the model that it differentiates."""
 
-    chunk: Chunk | None
+    ticket: Ticket | None
     call: int
     captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
 
@@ -44,9 +49,16 @@ class _Pass:
 class Engine:
     """Differentiates ``model`` example by example, for the ``parameters`` (by name) that an optimizer will move.
 
+    Args:
+        tickets: the loader's: which chunk the training loop works on.
+        step: the number of the step that comes next.
+        info: what the clipping style may know of the run.
+
     Guarantees:
-        Only gradients of examples that the batch announced enter a sum, each at most once, each scaled by the clipper's
-        factor for its norm over every live parameter. A parameter reached in any other way stops the backward pass.
+        Only gradients of examples that the loader handed over enter a sum, each at most once, each scaled by its factor
+        for its norm over every live parameter. Sums of different logical batches never meet. All chunks of a batch are
+        clipped in the same way, and the sum carries that way with it. A parameter that is reached in any way that the
+        rules do not see stops the backward pass.
     """
 
     def __init__(
@@ -58,9 +70,16 @@ class Engine:
         loss_reduction: Reduction = "mean",
         views: int = 1,
         batch_first: bool = True,
+        tickets: Tickets | None = None,
+        step: Callable[[], int] = lambda: 0,
+        info: Callable[[], RunInfo] | None = None,
     ):
-        self.model, self.clipper, self.batch = model, clipper, Batch()
+        self.model, self.clipper = model, clipper.fresh()
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
+        self.tickets = tickets or Tickets()
+        self.encoding = Encoding()
+        self.observers: list[Observer] = []
+        self._step, self._info = step, info or (lambda: RunInfo({name: p.shape for name, p in parameters.items()}))
         self.masks: Masks = {}  # of parameters of which only some coordinates are live
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
@@ -71,7 +90,11 @@ class Engine:
         self.seen: Seen | None = None  # recorded while that is being found
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
-        self._group: dict[Tensor, int] = dict(zip(parameters.values(), clipper.groups(list(parameters)), strict=True))
+        self._parameters = {p: name for name, p in parameters.items()}
+        self._untrained = {p for p in model.parameters() if p not in self._parameters}
+        self._sums: dict[int, ClippedSum] = {}  # of logical batches that have begun, by their number
+        self._summing: int | None = None  # the one that a backward pass added to last
+        self._ticket: Ticket | None = None  # of the chunk that the model runs on
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
         self._calls = 0
         self._passes: dict[int, _Pass] = {}
@@ -117,11 +140,21 @@ class Engine:
 
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
-        return parameter.requires_grad and parameter in self._group and self.mask_of(parameter) is not False
+        if not parameter.requires_grad:
+            return False
+        if parameter not in self._parameters and parameter not in self._untrained:
+            self._find_parameters()
+        return parameter in self._parameters and self.mask_of(parameter) is not False
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
-        return self.masks.get(parameter, True)
+        return self.masks.get(self._parameters[parameter], True)
+
+    def _find_parameters(self) -> None:
+        """A parameter is known by its name: other objects may have taken its place, as sharding does."""
+        names = set(self._parameters.values())
+        self._parameters = {p: name for name, p in self.model.named_parameters() if name in names}
+        self._untrained = {p for p in self.model.parameters() if p not in self._parameters}
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
@@ -145,20 +178,20 @@ class Engine:
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
-        chunk, call = self.batch.chunk, self._call
+        ticket, call = self._ticket, self._call
 
         def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
-            self._join(chunk, call)
+            self._join(ticket, call)
             sink(gradient, saved)
 
         return tap(output, self._anchor, joining, *inputs)
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
-        chunk, call = self.batch.chunk, self._call
+        ticket, call = self._ticket, self._call
 
         def hook(gradient: Tensor) -> None:
-            self._join(chunk, call)
+            self._join(ticket, call)
             with torch.autocast(gradient.device.type, enabled=False):
                 sink(gradient)
             self._finish_later(gradient)
@@ -171,10 +204,10 @@ class Engine:
             this_pass = self._passes[torch._C._current_graph_task_id()]
             this_pass.captured.setdefault(parameter, []).append(contribution)
 
-    def _join(self, chunk: Chunk | None, call: int) -> None:
+    def _join(self, ticket: Ticket | None, call: int) -> None:
         """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
-        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(chunk, call))
-        if this_pass.chunk is not chunk or this_pass.call != call:
+        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(ticket, call))
+        if this_pass.ticket is not ticket or this_pass.call != call:
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
@@ -205,16 +238,97 @@ class Engine:
         """Whether rules apply: whenever a backward pass could follow, in training mode or not."""
         return torch.is_grad_enabled() and not self._paused
 
-    def expected_rows(self) -> int | None:
-        """How many rows the loader's last chunk has."""
-        return None if self.batch.chunk is None else self.batch.chunk.examples * self.views
+    # The batch: which chunk the model runs on, and what it may add to.
 
-    # The backward pass: from contributions to clipped sums.
+    def open(self, inputs: Sequence[Tensor]) -> int | None:
+        """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
+        self._ticket = self.tickets.current(inputs)
+        return None if self._ticket is None else self._ticket.chunk.examples * self.views
+
+    def begin(self, rows: int) -> None:
+        """The run has so many rows, which must be those of the chunk; the first chunk of a batch fixes its clipping."""
+        ticket = self._ticket
+        if ticket is None:
+            return
+        if self.tickets.ahead and rows != ticket.chunk.examples * self.views:
+            raise NotPrivate(
+                f"the loader has handed over several batches, and the model runs on {rows} rows, where the next batch "
+                "in turn has another number. With batches fetched ahead, run the model once on each batch, whole, and "
+                "in the order in which the loader gives them"
+            )
+        self._sum_of(ticket)
+
+    def _sum_of(self, ticket: Ticket) -> ClippedSum:
+        if ticket.batch not in self._sums:
+            clipping = self.clipper.begin(self._step(), self._info())
+            self._sums[ticket.batch] = ClippedSum(check_clipping(clipping, self.clipper, self._parameters.values()))
+        return self._sums[ticket.batch]
+
+    def _cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:
+        """The sum that a backward pass over ``examples`` examples may add to.
+
+        Refuses one that would count an example twice, or in a step that it was not drawn for.
+        """
+        if ticket is None or ticket.released or ticket.batch not in self._sums:
+            raise NotPrivate(
+                "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
+                "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."
+            )
+        if self._summing not in (None, ticket.batch):
+            other = self._sums[self._summing]
+            if other.last is not None and other.sums:
+                raise NotPrivate(
+                    "two Poisson batches before one optimizer.step(): an example may be in both, and would count "
+                    "twice. Step once for each batch; to accumulate over smaller pieces of one, use "
+                    "max_physical_batch=."
+                )
+            del self._sums[self._summing]  # a batch that was broken off: nothing of it is released
+        if ticket.chunk.examples and ticket.covered + examples > ticket.chunk.examples:
+            raise NotPrivate(
+                "backward() over more examples than are left of those drawn: an example's gradient may enter a step "
+                "only once. Add losses up before one backward()."
+            )
+        ticket.covered += examples
+        ticket.used = ticket.covered >= ticket.chunk.examples
+        self._summing, total = ticket.batch, self._sums[ticket.batch]
+        total.last = ticket if ticket.chunk.last else None
+        return total
+
+    def discard(self) -> None:
+        """What `zero_grad` means: drops sums that no step will use. Chunks of a batch still under way are kept."""
+        if self._summing is not None and self._sums[self._summing].last is not None:
+            self._sums[self._summing].drop()
+
+    def reset(self) -> None:
+        """Forgets everything that was handed over or summed: what follows needs a new batch."""
+        self.tickets.clear()
+        self._sums, self._summing, self._ticket = {}, None, None
+        self._passes.clear()
 
     def release(self) -> ClippedSum | None:
-        """The clipped sum of the logical batch, with its sensitivity; None while chunks of it are still to come."""
+        """The clipped sum of the logical batch, once; None while chunks of it are still to come."""
         self._passes.clear()
-        return self.batch.release(self.clipper.sensitivity)
+        summed = None if self._summing is None else self._sums[self._summing].last
+        ticket = summed or self.tickets.current()
+        if ticket is None or ticket.released:
+            raise NotPrivate(
+                "optimizer.step() without a batch: every step needs a Poisson batch of its own, drawn since the last "
+                "step from the loader that make_private returned."
+            )
+        if ticket.process != os.getpid():
+            raise NotPrivate(
+                "optimizer.step() in another process than the one that drew the batch: a fork would release the same "
+                "step twice. Let the process that trains draw its own batches."
+            )
+        if not ticket.chunk.last:
+            return None
+        total = self._sum_of(ticket)
+        self._sums = {number: later for number, later in self._sums.items() if number > ticket.batch}
+        self._summing, self._ticket = None, None
+        self.tickets.release(ticket)
+        return total
+
+    # The backward pass: from contributions to clipped sums.
 
     def _finish_later(self, _: Tensor) -> None:
         # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
@@ -230,38 +344,64 @@ class Engine:
         if len(counts) > 1:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
-        if self.batch.cover(examples, this_pass.chunk).examples == 0:
+        total = self._cover(this_pass.ticket, examples)
+        assert this_pass.ticket is not None  # or it was refused
+        if this_pass.ticket.chunk.examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
-        with torch.autocast(next(iter(captured)).device.type, enabled=False):
-            uses = {p: self._live_part(p, combine(parts)) for p, parts in captured.items()}
-            norms = self._norms(uses, examples).mul_(scale)
-            factors = self.clipper.factors(norms)
+        device = next(iter(captured)).device
+        with torch.autocast(device.type, enabled=False):
+            uses = {self._parameters[p]: self._live_part(p, combine(parts)) for p, parts in captured.items()}
+            uses = self.encoding.encode(uses)
+            norms, devices = self._norms(uses, total, examples, device)
+            norms.mul_(scale)
+            total.count(norms)
+            factors = total.clipping.factors(norms)
+            every = (norms, factors)
             finite = norms.isfinite().all(1)
             if not finite.all():
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
                 kept = finite.nonzero().squeeze(1)
                 self.dropped += examples - len(kept)
-                uses, factors = {p: use.take(kept) for p, use in uses.items()}, factors[kept]
+                uses, factors = {name: use.take(kept) for name, use in uses.items()}, factors[kept]
             captured.clear()
-            for p in list(uses):
-                use = uses.pop(p)  # and let its tensors go as soon as they are summed
-                clipped = use.weighted_sum(factors[:, self._group[p]].mul(scale).to(p.device))
-                sums = self.batch.sums
-                sums[p] = sums[p].add_(clipped) if p in sums else clipped
+            weights = (factors * scale).unbind(1)
+            block_of = total.clipping.block_of
+
+            def summed(name: str) -> Tensor:
+                return uses[name].weighted_sum(weights[block_of[name]].to(devices[name]))
+
+            if self.observers:
+                whole = torch.full_like(weights[0], scale)
+                shown = Sums(
+                    *every,
+                    clipping=total.clipping,
+                    clipped={name: summed(name) for name in uses},
+                    unclipped=lambda: {n: use.weighted_sum(whole.to(devices[n])) for n, use in uses.items()},
+                )
+                for observer in self.observers:
+                    observer.on_sums(shown)
+            for name in list(uses):
+                total.add(name, shown.clipped[name] if self.observers else summed(name))
+                del uses[name]  # its tensors go as soon as they are summed
 
     def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:
         part = self.mask_of(p)
         return use.masked(part) if isinstance(part, PartialMask) else use
 
-    def _norms(self, uses: dict[nn.Parameter, Contribution], examples: int) -> Tensor:
-        """[examples, groups], float32, over live parameters."""
-        shape, device = (examples, 1 + max(self._group.values())), next(iter(uses)).device
-        squares = torch.zeros(shape, dtype=torch.float64, device=device)
-        for p, use in uses.items():
-            squares[:, self._group[p]] += use.squared_norms().to(squares)
-        return squares.sqrt_().float()
+    @staticmethod
+    def _norms(
+        uses: dict[str, Contribution], total: ClippedSum, examples: int, device: torch.device
+    ) -> tuple[Tensor, dict[str, torch.device]]:
+        """[examples, blocks], float32, over live parameters; and where each contribution is."""
+        squares = torch.zeros((examples, len(total.clipping.blocks)), dtype=torch.float64, device=device)
+        devices = {}
+        for name, use in uses.items():
+            squared = use.squared_norms()
+            devices[name] = squared.device
+            squares[:, total.clipping.block_of[name]] += squared.to(squares)
+        return squares.sqrt_().float(), devices
 
 
 def _refuse_plain_gradients(p: nn.Parameter, name: str) -> RemovableHandle:

@@ -73,7 +73,8 @@ class Root(Wrapped):
         engine = self.engine
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
-        where = probe.examples_in((args, kwargs), engine.expected_rows(), engine.batch_first)
+        tensors = probe.tensors_in((args, kwargs))
+        where = probe.examples_in(tensors, engine.open(tensors), engine.batch_first)
         if where.rows == 0:
             # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
             # nothing is kept.
@@ -81,6 +82,7 @@ class Root(Wrapped):
             if not engine.order:
                 probe.find_order(engine, self.original, args, kwargs)
             engine.before_run()
+            engine.begin(0)
             with engine.running(engine.views):
                 output = self.original(*args, **kwargs)
             return map_tensors(lambda t: t[:0] if t.dim() else t, output)
@@ -91,6 +93,7 @@ class Root(Wrapped):
             enough = where.rows >= 3 * engine.views
             engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
         engine.before_run()
+        engine.begin(where.rows)
         with engine.running(where.rows):
             return self.original(*args, **kwargs)
 

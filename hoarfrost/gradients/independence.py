@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.gradients.probe import cuda_devices, examples_in, seed_all
+from hoarfrost.gradients.probe import cuda_devices, examples_in, seed_all, tensors_in
 from hoarfrost.nested import map_tensors
 
 TOLERANCE = 1e-4  # batches of another size may be added up in another order
@@ -41,7 +41,7 @@ def check_independence(
     Guarantees:
         A failed check is a proof that examples mix. A passed one is evidence for this batch, not a proof.
     """
-    examples = examples_in(batch, None, batch_first)
+    examples = examples_in(tensors_in(batch), None, batch_first)
     if examples.rows < 3:
         raise InvalidValue(f"check_independence needs a batch of at least 3 examples, got {examples.rows}")
     others = list(range(1, examples.rows))

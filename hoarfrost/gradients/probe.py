@@ -93,9 +93,13 @@ class Examples:
         return map_tensors(filled, arguments)
 
 
-def examples_in(arguments: Any, expected: int | None, batch_first: bool) -> Examples:
-    """How many examples the arguments hold: as many as the loader drew, or else as the first tensor says."""
-    tensors = [item for item in tree_flatten(arguments)[0] if isinstance(item, Tensor) and item.dim()]
+def tensors_in(arguments: Any) -> list[Tensor]:
+    """The tensors in a model's arguments that could hold examples."""
+    return [item for item in tree_flatten(arguments)[0] if isinstance(item, Tensor) and item.dim()]
+
+
+def examples_in(tensors: list[Tensor], expected: int | None, batch_first: bool) -> Examples:
+    """How many examples a model's tensors hold: as many as the loader drew, or else as the first tensor says."""
     if not tensors:
         raise NotPrivate(
             "the model was called without a tensor of examples, so gradients cannot be attributed to individual "

@@ -31,15 +31,15 @@ def fast(
     engine = Engine(
         model, live, Local(clip_norm), loss_reduction=reduction, views=setting.views, batch_first=setting.dim == 0
     )
-    engine.masks = {p: resolve_mask(masks[name], p) for p, name in names.items() if masks and name in masks}
+    engine.masks = {n: resolve_mask(masks[n], p) for p, n in names.items() if masks and n in masks}
     losses = projected(model_output(engine, model, batch, setting))
     (losses.sum() if reduction == "sum" else losses.mean()).backward()
     assert all(p.grad is None for p in names)
-    return {names[p]: total for p, total in engine.release().sums.items()}
+    return engine.release().sums
 
 
 def model_output(engine: Engine, model: nn.Module, batch: object, setting: Setting) -> torch.Tensor:
-    engine.batch.receive(Chunk(examples=oracle._rows(batch, setting.dim) // setting.views, first=True, last=True))
+    engine.tickets.hand_over(Chunk(examples=oracle._rows(batch, setting.dim) // setting.views, first=True, last=True))
     return model(batch)
 
 

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
+from hoarfrost.clipping import Local
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients import Engine
 from tests import oracle
 from tests.gradients.settings import Tied
 from tests.support.engines import announce, clipped_sums, engine_for, flat, sums_so_far
@@ -108,7 +110,7 @@ def test_asking_for_an_input_gradient_is_not_a_training_pass(engine: Any) -> Non
     (wanted,) = torch.autograd.grad(squares(engine.model(x)), x)
     (plain,) = torch.autograd.grad(squares(small()(x)), x)
     torch.testing.assert_close(wanted, plain)
-    assert not engine.batch.sums
+    assert not sums_so_far(engine)
     squares(engine.model(x.detach())).backward()
     assert_sums(engine, x.detach())
 
@@ -135,16 +137,43 @@ def test_two_calls_of_the_model_in_one_backward_pass_are_refused(engine: Any) ->
     announce(engine, 8)
     with pytest.raises(NotPrivate, match="two calls"):
         (squares(engine.model(x[:4])) + squares(engine.model(x[4:]))).backward()
-    assert not engine.batch.sums
+    assert not sums_so_far(engine)
     assert the_step_is_right(engine)
 
 
 def test_a_graph_of_an_earlier_batch_cannot_enter_a_later_step(engine: Any) -> None:
     announce(engine, 5)
     old = squares(engine.model(torch.randn(5, 4)))
-    announce(engine, 5)
+    assert the_step_is_right(engine)  # of a later batch
     with pytest.raises(NotPrivate, match="did not draw"):
         old.backward()
+
+
+def test_a_graph_of_an_earlier_batch_cannot_join_a_later_one(engine: Any) -> None:
+    announce(engine, 5)
+    old = squares(engine.model(torch.randn(5, 4)))
+    announce(engine, 5)
+    squares(engine.model(torch.randn(5, 4))).backward()
+    with pytest.raises(NotPrivate, match="two Poisson batches"):
+        old.backward()
+
+
+def test_the_next_batch_may_be_fetched_between_forward_backward_and_step(engine: Any) -> None:
+    """Each batch's examples enter that batch's own sum."""
+    for fetch_after_backward in (False, True):
+        x = torch.randn(5, 4)
+        announce(engine, 5)
+        loss = squares(engine.model(x))
+        if fetch_after_backward:
+            loss.backward()
+            announce(engine, 7)
+        else:
+            announce(engine, 7)
+            loss.backward()
+        torch.testing.assert_close(flat(engine.release().sums), expected(x), rtol=1e-4, atol=1e-6)
+        y = torch.randn(7, 4)
+        squares(engine.model(y)).backward()
+        torch.testing.assert_close(flat(engine.release().sums), expected(y), rtol=1e-4, atol=1e-6)
 
 
 def test_reentrant_checkpointing_is_refused_rather_than_half_trained() -> None:
@@ -325,7 +354,7 @@ def test_an_empty_batch_runs_through_a_model_that_cannot_run_on_nothing() -> Non
     assert released.sums == {}
     announce(engine, 2)
     engine.model(torch.randn(2, 2, 4)).mean().backward()
-    assert engine.batch.sums
+    assert sums_so_far(engine)
 
 
 class UsesAnothersWeight(nn.Module):
@@ -455,7 +484,7 @@ def test_what_cannot_be_split_by_example_is_refused_by_name(kind: str) -> None:
     announce(engine, len(x))
     with pytest.raises(NotPrivate, match=message):
         squares(engine.model(x)).backward()
-    assert not engine.batch.sums
+    assert not sums_so_far(engine)
     assert all(p.grad is None for p in engine.model.parameters())
 
 
@@ -490,8 +519,7 @@ def test_fixed_batch_norm_that_is_switched_to_training_is_refused() -> None:
 def test_a_frozen_parameter_can_be_thawed_and_is_then_guarded_and_trained() -> None:
     model = small()
     model[0].requires_grad_(False)
-    engine = engine_for(model)
-    engine._group |= dict.fromkeys(model[0].parameters(), 0)
+    engine = Engine(model, dict(model.named_parameters()), Local(1.0), loss_reduction="sum")
     model[0].requires_grad_(True)
     assert the_step_is_right(engine)
 

@@ -188,7 +188,7 @@ def test_with_coordinates_frozen_one_example_moves_no_more(
     for clip_norm in {0.7, 1e3, *(share * norm for share in (0.51, 0.6, 0.9) if norm > 1e-20)}:
         copied = copy.deepcopy(model)
         engine = engine_for(copied, clip_norm, loss_reduction="mean")
-        engine.masks = {copied.weight: resolve_mask(mask, copied.weight)}
+        engine.masks = {"weight": resolve_mask(mask, copied.weight)}
         total = clipped_sums(engine, x, lambda output: (output * g).sum())["weight"].double()
         assert (total[~mask] == 0).all()
         assert total.norm() <= clip_norm * (1 + 1e-6)

@@ -21,7 +21,7 @@ def engine_for(model: nn.Module, clip_norm: float = 1.0, **options: Any) -> Engi
 
 def announce(engine: Engine, examples: int, *, first: bool = True, last: bool = True) -> None:
     """What the loader does when it hands a chunk over."""
-    engine.batch.receive(Chunk(examples=examples, first=first, last=last))
+    engine.tickets.hand_over(Chunk(examples=examples, first=first, last=last))
 
 
 def clipped_sums(engine: Engine, batch: Tensor, loss: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -35,8 +35,7 @@ def clipped_sums(engine: Engine, batch: Tensor, loss: Callable[[Tensor], Tensor]
 
 def sums_so_far(engine: Engine) -> dict[str, Tensor]:
     """What the batch under way adds up to, by parameter name."""
-    names = {p: name for name, p in engine.model.named_parameters()}
-    return {names[p]: total for p, total in engine.batch.sums.items()}
+    return {} if engine._summing is None else dict(engine._sums[engine._summing].sums)
 
 
 def flat(sums: dict[str, Tensor]) -> Tensor:

@@ -28,12 +28,12 @@ def private_sums(
     names = {p: name for name, p in model.named_parameters()}
     live = {name: p for p, name in names.items() if p.requires_grad}
     engine = Engine(model, live, Local(clip_norm), loss_reduction="sum", views=views)
-    engine.batch.receive(Chunk(examples=oracle._rows(batch, 0) // views, first=True, last=True))
+    engine.tickets.hand_over(Chunk(examples=oracle._rows(batch, 0) // views, first=True, last=True))
     torch.manual_seed(seed)
     output = model(batch)
     projected(output).sum().backward()
     assert all(p.grad is None for p in names)
-    return output, {names[p]: total for p, total in engine.release().sums.items()}
+    return output, engine.release().sums
 
 
 def assert_matches_oracle(plain: nn.Module, batch: Any, views: int = 1) -> None:

@@ -14,7 +14,8 @@ import torch
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.base import Facts, Freezer
+from hoarfrost.freezing.base import Freezer
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Channels, Live, Mask
 from hoarfrost.noise.keystream import MAX_BYTES, Keystream
 
@@ -42,8 +43,8 @@ class Random(Freezer):
         Exactly round(d·(1 − r)) of the model's d elements (or of its channels, or of its tensors) are live. The choice
         ignores the data and costs no privacy.
 
-    >>> facts = Facts({"weight": torch.Size([10, 20]), "bias": torch.Size([10])}, (("weight", "bias"),), 100, 0.1, int)
-    >>> live = Random(rate=0.9).live(0, facts)
+    >>> info = RunInfo({"weight": torch.Size([10, 20]), "bias": torch.Size([10])}, (("weight", "bias"),), 100, 0.1, int)
+    >>> live = Random(rate=0.9).live(0, info)
     >>> int(live["weight"].sum() + live["bias"].sum())
     21
     >>> [round(Random(rate=0.9, cooling=4).rate_in(epoch), 2) for epoch in range(6)]
@@ -87,29 +88,29 @@ class Random(Freezer):
             return self.rate
         return self.rate * min(epoch / (self.cooling - 1), 1.0)
 
-    def check(self, facts: Facts) -> None:
-        units = sum(_units(self.granularity, facts).values())
+    def check(self, info: RunInfo) -> None:
+        units = sum(_units(self.granularity, info).values())
         if live_of(units, self.rate) == 0:
             raise InvalidValue(f"{self!r} leaves none of the model's {units} {self.granularity}s to train")
 
-    def key(self, step: int, facts: Facts) -> Hashable:
-        return self._draw(step, facts)
+    def key(self, step: int, info: RunInfo) -> Hashable:
+        return self._draw(step, info)
 
-    def _draw(self, step: int, facts: Facts) -> tuple[float, int] | None:
+    def _draw(self, step: int, info: RunInfo) -> tuple[float, int] | None:
         """The share that rests, and which draw it is; None if nothing does."""
-        epoch = facts.epoch_of(step)
+        epoch = info.epoch_of(step)
         rate = self.rate_in(epoch)
         return (rate, {"epoch": epoch, "step": step, "never": 0}[self.redraw]) if rate > 0 else None
 
-    def live(self, step: int, facts: Facts) -> Live:
-        drawn = self._draw(step, facts)
+    def live(self, step: int, info: RunInfo) -> Live:
+        drawn = self._draw(step, info)
         if drawn is None:
-            return dict.fromkeys(facts.shapes, True)
+            return dict.fromkeys(info.shapes, True)
         rate, draw = drawn
-        units = _units(self.granularity, facts)
+        units = _units(self.granularity, info)
         total = sum(units.values())
         chosen = smallest(random_words(self.seed, draw, total), live_of(total, rate))
-        return dict(_masks(self.granularity, facts, units, chosen))
+        return dict(_masks(self.granularity, info, units, chosen))
 
 
 class RandomTensors(Random):
@@ -160,21 +161,21 @@ def smallest(values: npt.NDArray, number: int) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _units(granularity: Granularity, facts: Facts) -> dict[str, int]:
+def _units(granularity: Granularity, info: RunInfo) -> dict[str, int]:
     """What is drawn, by name: the elements or the tensor of a parameter, or the rows of a layer."""
     if granularity == "element":
-        return {name: prod(shape) for name, shape in facts.shapes.items()}
+        return {name: prod(shape) for name, shape in info.shapes.items()}
     if granularity == "tensor":
-        return dict.fromkeys(facts.shapes, 1)
-    return {_layer(name, shape): _height(shape) for name, shape in facts.shapes.items()}
+        return dict.fromkeys(info.shapes, 1)
+    return {_layer(name, shape): _height(shape) for name, shape in info.shapes.items()}
 
 
 def _masks(
-    granularity: Granularity, facts: Facts, units: Mapping[str, int], chosen: npt.NDArray[np.bool_]
+    granularity: Granularity, info: RunInfo, units: Mapping[str, int], chosen: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[str, Mask]]:
     ends = np.cumsum(list(units.values()))
     parts = {name: chosen[end - size : end] for (name, size), end in zip(units.items(), ends, strict=True)}
-    for name, shape in facts.shapes.items():
+    for name, shape in info.shapes.items():
         if granularity == "element":
             yield name, torch.from_numpy(parts[name].reshape(shape))
         elif granularity == "tensor":

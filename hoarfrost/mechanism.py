@@ -1,0 +1,94 @@
+"""The Gaussian mechanism: reduce, noise and decode a clipped sum, by parameter name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients import ClippedSum
+from hoarfrost.gradients.encoding import Encoding
+from hoarfrost.masks import PartialMask
+from hoarfrost.noise import Noise
+
+Coordinates = bool | PartialMask
+Reduce = Callable[[ClippedSum], ClippedSum]
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """What was released: values at the coordinates asked for, by name, and the noisy sums of statistics."""
+
+    values: dict[str, Tensor]
+    statistics: dict[str, float]
+    stds: dict[str, float]  # of the noise on each name's values
+
+
+class GaussianMechanism:
+    """Adds noise to clipped sums.
+
+    Args:
+        noise: where the noise comes from.
+        noise_multiplier: σ, fixed for the run: what was spent is computed from it.
+        encoding: what the sums are made of, and how gradients follow from them.
+        reduce: puts the sums of several processes together, before noise that is drawn once.
+
+    Guarantees:
+        Every coordinate asked for gets noise once, whether or not any example reached it. Deviations follow from the
+        clipping that the sum carries, so that everything together is one Gaussian release with multiplier σ.
+    """
+
+    def __init__(
+        self,
+        noise: Noise,
+        noise_multiplier: float,
+        encoding: Encoding,
+        reduce: Reduce = lambda total: total,
+    ) -> None:
+        self.noise, self.encoding, self.reduce = noise, encoding, reduce
+        self._noise_multiplier = noise_multiplier
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Fixed for the run."""
+        return self._noise_multiplier
+
+    def release(self, total: ClippedSum, like: Mapping[str, Tensor], live: Mapping[str, Coordinates]) -> NoisySum:
+        """The sum with noise.
+
+        Args:
+            like: for each name a tensor of the sum's shape, on its device.
+            live: which coordinates of each name are released; where not all of them are, one after the other.
+        """
+        total = self.reduce(total)
+        clipping = total.clipping
+        block_stds, statistic_stds = clipping.stds(self._noise_multiplier)
+        if not math.isclose(clipping.noise_multiplier(block_stds, statistic_stds), self._noise_multiplier, rel_tol=1e-9):
+            raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
+        values = {name: _at(live.get(name, True), total.sums.get(name), t) for name, t in like.items()}
+        stds = {name: block_stds[clipping.block_of[name]] for name in like}
+        device = next(iter(like.values())).device
+        counts = [total.statistics.get(statistic.name, 0.0) for statistic in clipping.statistics]
+        noisy = [torch.as_tensor(count, dtype=torch.float64, device=device).clone() for count in counts]
+        # In one draw: a joint release.
+        self.noise.add_([*values.values(), *noisy], [*stds.values(), *statistic_stds])
+        names = (statistic.name for statistic in clipping.statistics)
+        return NoisySum(
+            values={**self.encoding.decode(values)},
+            statistics={name: float(count) for name, count in zip(names, noisy, strict=True)},
+            stds=stds,
+        )
+
+
+def _at(live: Coordinates, total: Tensor | None, like: Tensor) -> Tensor:
+    """What is live of a sum, one number after the other where it is not everything; zeros where no example reached."""
+    if total is None:
+        shape = like.shape if live is True else (live.count if isinstance(live, PartialMask) else 0,)
+        return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    if isinstance(live, PartialMask):
+        return total.flatten().index_select(0, live.indices)
+    return total if live else total.new_empty(0)

@@ -8,14 +8,27 @@ if TYPE_CHECKING:
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
     from hoarfrost import freezing as freeze
+    from hoarfrost.gradients import rules as rules
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
     from hoarfrost.gradients.independence import check_independence as check_independence
+    from hoarfrost.gradients.rules import register_rule as register_rule
     from hoarfrost.private import make_private as make_private
     from hoarfrost.run import Private as Private
 
     __version__: str
 
-__all__ = ["Private", "audit", "budget", "check_independence", "clip", "freeze", "make_compatible", "make_private"]
+__all__ = [
+    "Private",
+    "audit",
+    "budget",
+    "check_independence",
+    "clip",
+    "freeze",
+    "make_compatible",
+    "make_private",
+    "register_rule",
+    "rules",
+]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
 _WHERE = {
@@ -27,6 +40,8 @@ _WHERE = {
     "freeze": "hoarfrost.freezing",
     "make_compatible": "hoarfrost.gradients.compatible",
     "make_private": "hoarfrost.private",
+    "register_rule": "hoarfrost.gradients.rules",
+    "rules": "hoarfrost.gradients.rules",
 }
 
 
@@ -38,7 +53,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    value = globals()[name] = module if name in ("audit", "budget", "clip", "freeze") else getattr(module, name)
+    value = globals()[name] = (
+        module if name in ("audit", "budget", "clip", "freeze", "rules") else getattr(module, name)
+    )
     return value
 
 

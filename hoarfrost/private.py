@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,22 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
-from hoarfrost.budget.calibration import MOST_STEPS
+from hoarfrost.budget import Account, Plan, PlannedRelease
 from hoarfrost.clipping import Clipper, Local
+from hoarfrost.clipping.base import check_clipper
 from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.freezing import Facts, Freezer, releases
+from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
-from hoarfrost.freezing.switch import Switch
 from hoarfrost.gradients import Engine, Reduction
+from hoarfrost.info import RunInfo
+from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
-from hoarfrost.run import Private
+from hoarfrost.optim.freeze_controller import FreezeController
+from hoarfrost.run import Private, layers_of
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
+from hoarfrost.sampling.source import poisson_of
 
 
 def make_private(
@@ -71,7 +73,7 @@ def make_private(
         ledger: the data set's `budget.Ledger`, or its path: the whole run is admitted there before an example is read,
             and every step is written there before its batch is drawn (where workers draw ahead: handed over).
         run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on with the
-            steps it has left: what it spent before a crash stays spent. `train.checkpoint` brings its weights back.
+            steps it has left: what it spent before a crash stays spent. `Private.load` brings its weights back.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -92,64 +94,71 @@ def make_private(
     >>> 2.9 < private.epsilon() <= 3.0
     True
     """
-    validate.probability(delta=delta)
+    parameters = trained_parameters(model, optimizer)
+    poisson = poisson_of(data, batch_size, sample_rate)
+    plan = Plan.solve(
+        size=poisson.size, sample_rate=poisson.sample_rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
+        noise_multiplier=noise_multiplier, accountant=accountant,
+        releases=planned_releases(freeze, data, model, parameters, poisson.sample_rate),
+    )  # fmt: skip
+    return assemble(
+        model, optimizer, data, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction,
+        max_physical_batch=max_physical_batch, views=views, batch_first=batch_first, seed=seed, ledger=ledger, run=run,
+    )  # fmt: skip
+
+
+def assemble(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Dataset[Any] | DataLoader[Any],
+    plan: Plan,
+    *,
+    clip: Clipper = Local(1.0),  # noqa: B008 - frozen
+    freeze: Freezer | None = None,
+    loss_reduction: Reduction = "mean",
+    max_physical_batch: int | None = None,
+    views: int = 1,
+    batch_first: bool = True,
+    seed: int | None = None,
+    ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
+    run: str | None = None,
+    loader: PoissonLoader | None = None,
+) -> Private:
+    """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments.
+
+    Args:
+        loader: draws the batches; by default a `PoissonLoader` over ``data``.
+    """
     validate.whole(views=views)
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidValue("give either epsilon= or noise_multiplier=")
-    if epochs is not None and steps is not None:
-        raise InvalidValue("give either epochs= or steps=, not both")
-    if epsilon is not None and epochs is None and steps is None:
-        raise InvalidValue("epsilon= needs to know how long the run is: give epochs= or steps=")
-    parameters = _trained(model, optimizer)
-    beside = _check_freezer(freeze, data)
-
-    loader = PoissonLoader(
-        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
+    parameters = trained_parameters(model, optimizer)
+    loader = loader or PoissonLoader(
+        data, sample_rate=plan.sample_rate, steps=plan.steps, max_physical_batch=max_physical_batch, views=views,
         batch_first=batch_first, seed=seed,
     )  # fmt: skip
-    if epochs is not None:
-        validate.positive(epochs=epochs)
-        steps = max(1, loader.poisson.epoch_boundary(epochs))
-    if steps is not None:
-        validate.whole(steps=steps)
-        if steps > MOST_STEPS:
-            raise InvalidValue(f"{steps} steps are more than the {MOST_STEPS} that can be accounted for")
-    loader.steps = steps
-    if noise_multiplier is None:
-        assert epsilon is not None
-        assert steps is not None
-        noise_multiplier = budget.noise_multiplier(
-            epsilon, delta, loader.poisson.sample_rate, steps, accountant, after=beside
-        )
-    validate.not_negative(noise_multiplier=noise_multiplier)
-    validate.finite(noise_multiplier=noise_multiplier)
-
-    engine = Engine(model, parameters, clip, loss_reduction=loss_reduction, views=views, batch_first=batch_first)
-    loader.on_chunk = engine.batch.receive
-    private_optimizer = PrivateOptimizer(
-        optimizer, engine, Noise(seed), parameters=parameters, noise_multiplier=noise_multiplier,
-        expected_batch=loader.poisson.expected_batch, charge=lambda: private._charge(),
-        settle=lambda: private._settle(),
+    noise = Noise(seed)
+    account = Account(plan, run=run, seeded=noise.seeded)
+    engine = Engine(
+        model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=views, batch_first=batch_first,
+        tickets=loader.tickets, step=lambda: account.steps_taken, info=lambda: private.info(),
     )  # fmt: skip
-    private = Private(model, private_optimizer, loader, delta, accountant, steps, target=epsilon)
-    loader.on_batch = private._begin
-    if run is not None:
-        private.run = run
+    mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
+    private_optimizer = PrivateOptimizer(
+        optimizer, engine, mechanism, account, parameters=parameters, expected_batch=plan.expected_batch
+    )
+    private = Private(model, private_optimizer, loader, account)
     before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
     try:
         if freeze is not None:
-            switch = Switch(
-                freeze, parameters, engine, facts=lambda: _facts(private, parameters), step=lambda: private.steps_taken
+            private_optimizer.controller = FreezeController(
+                freeze, parameters, engine, info=private.info, step=lambda: account.steps_taken
             )
-            private_optimizer.switch = switch
             # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may
             # have behind them is not known yet.
-            switch.freezer.check(replace(_facts(private, parameters), steps_within=lambda _: 0))
+            private_optimizer.controller.freezer.check(replace(private.info(), steps_within=lambda _: 0))
         if ledger is not None:
-            allowance, new = _allowance(private, ledger, run)
-            private.draw_on(allowance, new=new)
+            account.attach(ledger, what="make_private")
     except BaseException:
         engine.detach()  # the model is as it was, and can be tried again
         with torch.no_grad():
@@ -159,85 +168,30 @@ def make_private(
     return private
 
 
-def _check_freezer(freeze: Freezer | None, data: Dataset[Any] | DataLoader[Any]) -> tuple[budget.Gaussian, ...]:
-    """What the freezer releases beside the steps; refuses one that has learned from the private data unnoticed."""
+def planned_releases(
+    freeze: Freezer | None,
+    data: Dataset[Any] | DataLoader[Any],
+    model: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    sample_rate: float,
+) -> tuple[PlannedRelease, ...]:
+    """What the freezer will release; refuses one that has learned from the private data unnoticed."""
     if freeze is None:
         return ()
-    made = releases.made_by(check_freezer(freeze))
+    shapes = {name: p.shape for name, p in parameters.items()}
+    info = RunInfo(shapes, layers_of(model, (), parameters), sample_rate=sample_rate, ordered=False)
+    releases = tuple(check_freezer(freeze).releases(info))
+    if not all(isinstance(release, PlannedRelease) for release in releases):
+        raise InvalidValue(f"releases() of {freeze!r} are PlannedRelease(...), not {releases!r}")
     if any(shares_data(public, data) for public in freeze.public()):
         raise NotPrivate(
             f"{freeze!r} has learned from the private data set itself, or from a part of it: what is pruned would tell "
             "about it. Take public data, or say private=False, and nothing is private"
         )
-    return releases.protected(made.values())
+    return releases
 
 
-def _facts(private: Private, parameters: Mapping[str, nn.Parameter]) -> Facts:
-    """What a freezer may know of this run."""
-    names = {p: name for name, p in parameters.items()}
-    layers: list[tuple[str, ...]] = []
-    placed: set[str] = set()
-    for module in _in_order(private.model, private.optimizer.engine.order):
-        layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
-        placed.update(layer)
-        layers += [layer] if layer else []
-    return Facts(
-        shapes={name: p.shape for name, p in parameters.items()},
-        layers=tuple(layers),
-        steps=private._planned,
-        sample_rate=private.sample_rate,
-        steps_within=cache(lambda epsilon: _steps_within(private, epsilon)),
-        ordered=bool(private.optimizer.engine.order),
-    )
-
-
-def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
-    """All modules as the model uses them.
-
-    One that is never called itself (an attention's output projection, say) comes with the nearest one around it that
-    is; failing that, last, in the model's own order.
-    """
-    groups: dict[nn.Module, list[nn.Module]] = {module: [module] for module in used}
-    rest: list[nn.Module] = []
-
-    def place(module: nn.Module, around: list[nn.Module]) -> None:
-        if module not in groups:
-            around.append(module)
-        else:
-            around = groups[module]
-        for child in module.children():
-            place(child, around)
-
-    place(model, rest)
-    return [module for group in (*groups.values(), rest) for module in group]
-
-
-def _steps_within(private: Private, epsilon: float) -> int:
-    """How many steps these weights will have behind them when so much is spent."""
-    other = releases.protected(private.freezer_events())
-    more = budget.steps(
-        epsilon, private.delta, private.sample_rate, private.noise_multiplier, private.accountant,
-        after=(*private.earlier.values(), *other),
-    )  # fmt: skip
-    return private._behind + more
-
-
-def _allowance(
-    private: Private, ledger: budget.Ledger | budget.Allowance | str | Path, run: str | None
-) -> tuple[budget.Allowance, bool]:
-    """What the ledger admits of the plan, and whether that is new; a run that it knows goes on with what it has."""
-    if isinstance(ledger, budget.Allowance):
-        return ledger, False
-    if private.steps is None:
-        raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
-    ledger = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-    if run is not None and ledger.find(run) is not None:
-        return ledger.resume(run), False
-    plan = private.loader.poisson.event(private.noise_multiplier, private.steps)
-    return ledger.admit(plan, run=run, what="make_private", seeded=private.seeded), True
-
-
-def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The model's parameters that the optimizer moves, by name."""
     if isinstance(optimizer, PrivateOptimizer):
         raise NotPrivate("this optimizer is private already: hand make_private the plain torch optimizer")
@@ -247,10 +201,10 @@ def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         raise NotPrivate("SparseAdam moves only what the data touched, which noise must hide; use Adam")
     moved = {p for group in optimizer.param_groups for p in group["params"]}
     names = {p: name for name, p in model.named_parameters()}
-    strangers = sum(p not in names for p in moved)
-    if strangers:
+    unknown = sum(p not in names for p in moved)
+    if unknown:
         raise NotPrivate(
-            f"the optimizer moves {strangers} parameter(s) that are not in the model, which would be trained without "
+            f"the optimizer moves {unknown} parameter(s) that are not in the model, which would be trained without "
             "privacy. Build it from model.parameters(), with every trained module inside the model."
         )
     if not moved:

@@ -1,91 +1,110 @@
-"""A private run: the parts it is made of, and what it has spent."""
+"""A private run: model, optimizer, loader and account, and how they work together."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from hoarfrost import budget, validate
-from hoarfrost.errors import BudgetSpent, Diverged, InvalidValue
-from hoarfrost.freezing import releases
-from hoarfrost.freezing.releases import Releases
+from hoarfrost import budget
+from hoarfrost.budget import Account, Allowance, Gaussian, Plan
+from hoarfrost.errors import Diverged
+from hoarfrost.info import RunInfo
+from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
+from hoarfrost.query import Query
 from hoarfrost.sampling import PoissonLoader
 
 
 @dataclass
 class Private:
-    """What `make_private` returns: unpacks into model, optimizer and loader, and knows what was spent."""
+    """What `make_private` returns: unpacks into model, optimizer and loader; its account knows what was spent."""
 
     model: nn.Module
     optimizer: PrivateOptimizer
     loader: PoissonLoader
-    delta: float
-    accountant: budget.Accountant
-    steps: int | None  # planned in all; None without a limit
-    target: float | None = None  # the epsilon that the noise was chosen for
-    allowance: budget.Allowance | None = None  # what the ledger admitted
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
-    steps_taken: int = 0  # that these weights have behind them
-    earlier: budget.Spending = field(default_factory=dict)  # what other runs spent on these weights
-    released: Releases = field(default_factory=dict)  # by freezers that these weights have behind them, by name
-    _charged: int = 0  # steps of this run, on any weights; with a ledger, the ledger counts
-    _behind: int = 0  # `steps_taken` minus `_gone`, as it was when the accounts changed last
-    _planned: int | None = None  # `steps` as it was at first: what was lost is not lost twice
+    account: Account
+    _info: RunInfo | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._planned = self.steps
+        self.loader.on_batch = self._begin_batch
+        self.account.on_change = self._follow_account
+        self._follow_account()
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
 
+    # What was planned and what was spent.
+
+    @property
+    def plan(self) -> Plan:
+        """N, sampling, steps, noise, delta and accountant."""
+        return self.account.plan
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the weights will have behind them in the end; None without a limit."""
+        return self.account.steps
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps the weights have behind them."""
+        return self.account.steps_taken
+
+    @property
+    def charged(self) -> int:
+        """How many steps this run was charged for: every batch that was drawn, used or not."""
+        return self.account.charged
+
+    @property
+    def run(self) -> str:
+        """The run's name in a ledger."""
+        return self.account.run
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """What a ledger admitted for the steps."""
+        return self.account.allowance
+
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise over the sensitivity."""
-        return self.optimizer.noise_multiplier
+        return self.plan.noise_multiplier
 
     @property
     def sample_rate(self) -> float:
         """The probability with which each example takes part in a step."""
-        return self.loader.poisson.sample_rate
+        return self.plan.sample_rate
+
+    @property
+    def delta(self) -> float:
+        """The probability with which epsilon may fail to hold."""
+        return self.plan.delta
+
+    @property
+    def accountant(self) -> budget.Accountant:
+        """How releases are composed."""
+        return self.plan.accountant
 
     @property
     def expected_batch(self) -> float:
         """What every clipped sum is divided by: a public constant."""
-        return self.loader.poisson.expected_batch
+        return self.plan.expected_batch
 
     @property
     def seeded(self) -> bool:
         """Whether noise and sampling can be drawn again by whoever knows the seed: then nothing may be released."""
-        return self.optimizer.noise.seeded
-
-    @property
-    def charged(self) -> int:
-        """How many steps this run has been charged for: with a ledger, all that were reserved; else, all released."""
-        return self._charged if self.allowance is None else self.allowance.entry.reserved
-
-    def spent(self) -> dict[budget.Run, budget.Gaussian]:
-        """What these weights cost so far, by run."""
-        own = self.loader.poisson.event(self.noise_multiplier, self.charged)
-        return {**self.earlier, **budget.spending(self.run, own)}
+        return self.account.seeded
 
     def events(self) -> tuple[budget.Event, ...]:
         """The releases made so far."""
-        return (*self.spent().values(), *self.freezer_events())
-
-    def freezer_releases(self) -> Releases:
-        """What freezers released beside the steps: this one, and others that these weights have behind them."""
-        switch = self.optimizer.switch
-        return releases.together(self.released, {} if switch is None else releases.made_by(switch.freezer))
-
-    def freezer_events(self) -> tuple[budget.Release, ...]:
-        """The same without their names."""
-        return tuple(self.freezer_releases().values())
+        return self.account.events()
 
     def epsilon(self) -> float:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
@@ -94,172 +113,141 @@ class Private:
             An upper bound for everything the optimizer has released, for data sets that differ in one example that is
             in one and not in the other. Restoring earlier weights does not lower it.
         """
-        return budget.epsilon(self.events(), self.delta, self.accountant)
+        return self.account.epsilon()
 
     def statement(self) -> budget.Statement:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
-        return budget.Statement.of(self.events(), self.delta, self.accountant, seeded=self.seeded)
+        return self.account.statement()
 
-    def restore(
-        self,
-        *,
-        steps_taken: int,
-        position: Mapping[str, int],
-        spent: budget.Spending,
-        released: Releases | None = None,
-    ) -> None:
-        """Goes on from weights that have ``steps_taken`` steps behind them and cost ``spent`` (a checkpoint's words).
+    # Checkpoints.
+
+    def save(self, path: str | Path, *, scheduler: LRScheduler | None = None) -> None:
+        """Writes a checkpoint: weights, optimizer, scheduler, sampler position, and what was spent.
 
         Args:
-            released: what freezers have released for them, beside the steps, by name.
+            scheduler: a learning-rate scheduler of torch, if there is one.
 
         Guarantees:
-            Nothing is refunded: of each run, the larger of what was spent by the checkpoint's account, by this
-            object's and by the ledger's counts. A seeded run goes on with noise that it has not used. If the noise was
-            calibrated for an epsilon, or the ledger's budget does not allow more, `steps` becomes as many as can be:
-            steps that were released and lost are not taken again, and what others spent on these weights counts.
+            The file is whole or not there. What was spent is part of it, so that no one goes on from the weights
+            without their account. The noise generator's state is not: noise that is drawn twice can be subtracted.
+
+        >>> import tempfile, hoarfrost
+        >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3))
+        >>> def new():
+        ...     model = torch.nn.Linear(3, 2)
+        ...     optimizer = torch.optim.Adam(model.parameters())
+        ...     return hoarfrost.make_private(model, optimizer, data, batch_size=10, noise_multiplier=1.0, delta=1e-5)
+        >>> private = new()
+        >>> for (x,) in private.loader:
+        ...     private.optimizer.zero_grad()
+        ...     private.model(x).square().mean().backward()
+        ...     private.optimizer.step()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     private.save(f"{folder}/checkpoint.safetensors")
+        ...     later = new()
+        ...     later.load(f"{folder}/checkpoint.safetensors")
+        >>> later.steps_taken, later.epsilon() == private.epsilon()
+        (10, True)
         """
-        validate.count(steps_taken=steps_taken)
-        if sum(event.steps for event in spent.values()) < steps_taken:
-            raise InvalidValue("these weights have more steps behind them than were paid for")
-        self.loader.load_state_dict(dict(position))
-        self.steps_taken = steps_taken
-        self.released = releases.together(self.released, released or {})
-        self._take_down(spent)
-        self._plan_anew(buy=True)
+        from hoarfrost import checkpoint
 
-    def draw_on(self, allowance: budget.Allowance, *, new: bool = False) -> None:
-        """From now on every step is paid for out of what a ledger admitted for it, and so is what freezers release.
+        checkpoint.save(path, self, scheduler=scheduler)
 
-        Args:
-            new: it was admitted just now: if it cannot be used, it is given back.
+    def load(self, path: str | Path, *, scheduler: LRScheduler | None = None) -> None:
+        """Goes on from a checkpoint that `save` wrote, with new noise and new batches.
+
+        Guarantees:
+            Nothing is refunded: what the checkpoint's account, this one's and the ledger's know was spent stays spent,
+            each step counted once. A run whose noise was calibrated for an epsilon stays within it, and ends earlier if
+            steps were lost.
         """
-        try:
-            self._draw_on(allowance)
-        except BaseException:
-            if new:
-                allowance.close()
-            raise
+        from hoarfrost.checkpoint import Checkpoint
 
-    def _draw_on(self, allowance: budget.Allowance) -> None:
-        plan = self.loader.poisson.event(self.noise_multiplier, allowance.entry.event.steps)
-        if allowance.entry.event != plan or allowance.entry.seeded != self.seeded:
-            raise InvalidValue(
-                f"the run {allowance.run!r} was admitted to the ledger with other settings ({allowance.entry.event}) "
-                f"than these ({plan}). Give another run=, and it is charged as what it is"
+        Checkpoint.read(path).restore(self, scheduler)
+
+    # Looking at a step.
+
+    def observe(self, observer: Observer) -> None:
+        """Shows every step from now on to ``observer``. What it sees is private: see `hoarfrost.observers`."""
+        self.optimizer.engine.observers.append(observer)
+
+    # How the parts work together.
+
+    def info(self) -> RunInfo:
+        """What clipping styles and freezers may know of this run."""
+        engine = self.optimizer.engine
+        if self._info is None or self._info.ordered != bool(engine.order):
+            self._info = RunInfo(
+                shapes={name: p.shape for name, p in self.optimizer.parameters.items()},
+                layers=layers_of(self.model, engine.order, self.optimizer.parameters),
+                steps=self.plan.steps,
+                sample_rate=self.sample_rate,
+                steps_within=cache(self.account.steps_within),
+                ordered=bool(engine.order),
+                noise_multiplier=self.noise_multiplier,
+                expected_batch=self.expected_batch,
             )
-        runs = {allowance.run, *budget.names(self.spent())}
-        paid = releases.booked(allowance.ledger, runs)  # which may be more than a checkpoint from before a crash knows
-        self.released = releases.together(self.freezer_releases(), paid)
-        releases.book(allowance, self.released, paid)
-        spent = self.spent()
-        self.allowance, self.run = allowance, allowance.run
-        self._charged, self.earlier = 0, {}
-        self._take_down(spent)  # some of it this run's own, or better known to the ledger
-        self._plan_anew(buy=False)
+        return self._info
 
-    def _take_down(self, spent: budget.Spending) -> None:
-        """Adds to the accounts what was spent on these weights, as far as anybody knows."""
-        every = budget.merged(self.earlier, spent)
-        if self.allowance is not None:
-            self.allowance.ledger.refresh()
-            known = self.allowance.ledger.spending()
-            every = budget.merged(every, {run: known[run] for run in every if run in known})
-        mine = every.pop(budget.Run(self.run, self.noise_multiplier, self.sample_rate), None)
-        if mine is not None and self.allowance is None:
-            self._charged = max(self._charged, mine.steps)
-        elif mine is not None and self.allowance is not None and mine.steps > self.allowance.entry.reserved:
-            # Steps of the same name and kind that this ledger has not seen: it will not count on from them.
-            every = budget.merged(every, budget.spending(f"{self.run}, not in the ledger", mine))
-        self.earlier = {run: event for run, event in every.items() if event.steps}
+    def _follow_account(self) -> None:
+        """After more became known of what was spent: how far the run goes, and which noise was used."""
+        self._info = None  # when so much is spent may be another step now
+        self.loader.steps = self.account.steps
+        if self.seeded:  # not the same numbers again; the runs before it may have had the same seed
+            noise = self.optimizer.mechanism.noise
+            noise.skip_to(max(noise.draws, self.account.charged_in_all))
 
-    @property
-    def _gone(self) -> int:
-        """Of this run's steps, those that nobody can take any more: taken, or lost after they were reserved."""
-        return self._charged if self.allowance is None else self.allowance.gone
-
-    @property
-    def _promise(self) -> float | None:
-        """The epsilon to keep to: none was promised, or it is gone, if something was released without noise."""
-        events = self.freezer_events()
-        return self.target if len(releases.protected(events)) == len(events) else None
-
-    def _plan_anew(self, *, buy: bool) -> None:
-        """After accounts have changed: which random numbers a seeded run goes on with, and how far the run goes.
-
-        Args:
-            buy: ask the ledger for steps that were lost.
-        """
-        if self.seeded:  # not with the same ones again; the runs before it may have had the same seed
-            behind = sum(event.steps for event in self.spent().values())
-            self.optimizer.noise.skip_to(max(self.optimizer.noise.draws, behind))
-        self._behind = self.steps_taken - self._gone
-        if self.optimizer.switch is not None:
-            self.optimizer.switch.forget_facts()
-        if self._planned is None:
-            return
-        wanted = self._within_target(self._planned - self.steps_taken)
-        if self.allowance is not None:
-            if buy and self._promise is None and not self.allowance.entry.closed:
-                self._buy(self.allowance, wanted - self.allowance.left)
-            wanted = min(wanted, self.allowance.left)
-        self.steps = self.loader.steps = self.steps_taken + wanted
-
-    def _buy(self, allowance: budget.Allowance, steps: int) -> None:
-        """Asks the ledger for so many steps more, or as many as its budget allows."""
-        if steps <= 0:
-            return
-        possible = allowance.ledger.steps_left(self.sample_rate, self.noise_multiplier)
-        more = steps if possible is None else min(steps, possible)
-        if more > 0:
-            allowance.extend(more)
-
-    def _within_target(self, wanted: int) -> int:
-        """How many of so many further steps stay within the epsilon that the noise was chosen for."""
-        if self._promise is None or wanted <= 0:
-            return wanted
-        beside = releases.protected(self.freezer_events())
-        step = self.loader.poisson.event(self.noise_multiplier, 1)
-        if not beside and all(replace(event, steps=1) == step for event in self.earlier.values()):
-            assert self._planned is not None  # which the noise was chosen for
-            behind = self._gone + sum(event.steps for event in self.earlier.values())
-            return max(0, min(wanted, self._planned - behind))
-        other = (*self.earlier.values(), *beside)
-        planned = replace(step, steps=max(self.charged, self._gone + wanted))
-        if budget.epsilon((*other, planned), self.delta, self.accountant) <= self._promise:
-            return wanted
-        most = budget.steps(
-            self._promise, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=other
-        )
-        return max(0, min(wanted, most - self._gone))
-
-    def _begin(self) -> None:
-        """Before a batch is drawn: what cannot end well is stopped here, and the step is paid for."""
+    def _begin_batch(self) -> None:
+        """Before a batch is drawn: what cannot end well is stopped here, and the step is charged for."""
         check_finite(self.model, self.steps_taken)
-        if self.allowance is None:
-            return
-        most = None if self.steps is None else self.steps - self._behind - self._gone
-        if most is not None and most < 1:
-            if self._promise is not None:
-                raise BudgetSpent(
-                    "no step is left of those that the noise was chosen for: batches that were drawn and broken off "
-                    "stay charged in the ledger"
-                )
-            most = 1  # who states the noise pays for lost steps, too
-        self.allowance.reserve(most)
+        self._make_due_releases()
+        self.account.reserve()
 
-    def _charge(self) -> None:
-        if self.steps is not None and self.steps_taken >= self.steps:
-            raise BudgetSpent(
-                f"all {self.steps} steps that this run was planned for are taken; plan more with steps= or epochs= in "
-                "make_private, which calibrates the noise for them."
-            )
-        self.steps_taken += 1
-        self._charged += 1
+    def _make_due_releases(self) -> None:
+        """Hands the freezer its way to the data, if a release of its own is due; it is charged for first."""
+        controller = self.optimizer.controller
+        for number, planned in enumerate(self.plan.releases):
+            due = planned.step <= self.account.next_step and not self.account.is_made(number)
+            if due and controller is not None and isinstance(planned.event, Gaussian) and planned.event.steps:
+                with self.account.release(planned.event, planned.what, number=number):
+                    engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
+                    query = Query(planned.event, self.model, self.loader, noise, engine.paused)
+                    controller.freezer.prepare(number, query, self.info())
 
-    def _settle(self) -> None:
-        if self.allowance is not None:
-            self.allowance.commit()
+
+def layers_of(
+    model: nn.Module, used: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]
+) -> tuple[tuple[str, ...], ...]:
+    """The parameters of each layer, by name, in the order in which the model uses the layers."""
+    names = {p: name for name, p in parameters.items()}
+    layers: list[tuple[str, ...]] = []
+    placed: set[str] = set()
+    for module in _in_order(model, used):
+        layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
+        placed.update(layer)
+        layers += [layer] if layer else []
+    return tuple(layers)
+
+
+def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
+    """All modules as the model uses them.
+
+    One that is never called itself (an attention's output projection, say) comes with the nearest one around it that
+    is; failing that, last, in the model's own order.
+    """
+    groups: dict[nn.Module, list[nn.Module]] = {module: [module] for module in used}
+    rest: list[nn.Module] = []
+
+    def place(module: nn.Module, around: list[nn.Module]) -> None:
+        if module not in groups:
+            around.append(module)
+        else:
+            around = groups[module]
+        for child in module.children():
+            place(child, around)
+
+    place(model, rest)
+    return [module for group in (*groups.values(), rest) for module in group]
 
 
 @torch.no_grad()

@@ -170,6 +170,11 @@ class Account:
         """How many steps the weights will have behind them when so much is spent."""
         return max(0, self.plan.steps_within(epsilon, self.before_this_run()) + self._offset)
 
+    @property
+    def next_step(self) -> int:
+        """The number (from 0) of the step whose batch is drawn next."""
+        return self.steps_taken + self._open
+
     # One step.
 
     def reserve(self) -> None:
@@ -240,6 +245,11 @@ class Account:
             yield id
             if held is not None:
                 held.commit(held.entry.event.steps)
+        except BaseException:
+            if number is not None:
+                self._made[number] = None  # what it found is lost; to look again is another release
+                self._update()
+            raise
         finally:
             if held is not None:
                 held.close()
@@ -306,7 +316,22 @@ class Account:
                 self._held.pop(number).close()
         if self.allowance is not None:
             self._read(self.allowance.ledger)
-            self._buy_lost_steps(self.allowance)
+        self._update()
+        self.replace_lost_steps()
+
+    def replace_lost_steps(self) -> None:
+        """Asks the ledger for steps that were lost, or as many of them as its budget allows.
+
+        Not if the noise was calibrated for an epsilon, which they would exceed.
+        """
+        allowance = self.allowance
+        if allowance is None or self._target is not None or self.plan.steps is None or allowance.entry.closed:
+            return
+        wanted = self.plan.steps - self.steps_taken - allowance.left
+        possible = allowance.ledger.steps_left(self.plan.sample_rate, self.plan.noise_multiplier) if wanted > 0 else 0
+        more = wanted if possible is None else min(wanted, possible)
+        if more > 0:
+            allowance.extend(more)
         self._update()
 
     def learn(self, counters: Counters) -> None:
@@ -371,7 +396,7 @@ class Account:
         cost = epsilon_of((*self.events(), *self._pending(), event), self.plan.delta, self.plan.accountant)
         if cost > self._target:
             raise BudgetSpent(
-                f"{event} would bring this run to epsilon {cost:.4g}, above the {self._target:g} that it was planned for"
+                f"{event} would bring this run to epsilon {cost:.4g}, above the {self._target:g} that was planned"
             )
 
     def _find(self, ledger: Ledger | Allowance | str | Path, what: str, admission: Any) -> tuple[Allowance, bool]:
@@ -445,16 +470,6 @@ class Account:
             cost, run=f"{allowance.run}-{id[:8]}", what=what, seeded=self.seeded, ahead=cost.steps, id=id,
             owner=allowance.entry.id,
         )  # fmt: skip
-
-    def _buy_lost_steps(self, allowance: Allowance) -> None:
-        """Asks the ledger for steps that were lost, or as many of them as its budget allows."""
-        if self._target is not None or self.plan.steps is None or allowance.entry.closed:
-            return
-        wanted = self.plan.steps - self.steps_taken - allowance.left
-        possible = allowance.ledger.steps_left(self.plan.sample_rate, self.plan.noise_multiplier) if wanted > 0 else 0
-        more = wanted if possible is None else min(wanted, possible)
-        if more > 0:
-            allowance.extend(more)
 
     def _forget_other_process(self) -> None:
         if self._process != os.getpid():  # after a fork, what was reserved, and the counter, are the parent's

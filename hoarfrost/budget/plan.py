@@ -109,7 +109,7 @@ class Plan:
 
         >>> plan = Plan.solve(size=60_000, batch_size=600, epochs=10, epsilon=3.0, delta=1e-5)
         >>> plan.steps, round(plan.noise_multiplier, 2)
-        (1000, 0.83)
+        (1000, 0.81)
         >>> plan.statement().epsilon <= 3.0
         True
         """

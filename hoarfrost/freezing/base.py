@@ -136,7 +136,7 @@ class Both(Freezer):
             part.check(info)
         # In the last step most is frozen. What is frozen for other reasons then is found in its own step.
         if info.ordered and info.steps is not None and not self.observes:
-            live = self.live(info.steps - 1, facts)
+            live = self.live(info.steps - 1, info)
             if not any(resolve_mask(live.get(name, False), torch.empty(shape)) for name, shape in info.shapes.items()):
                 raise InvalidValue(f"{self!r} leaves nothing to train in the last step")
 

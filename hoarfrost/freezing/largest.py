@@ -1,4 +1,4 @@
-"""Weights that are small before training rest."""
+"""Weights that are small before training are frozen."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Freezer
-from hoarfrost.info import RunInfo
 from hoarfrost.freezing.random import smallest
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
 
 
@@ -39,7 +39,7 @@ class Fixed(Freezer):
 
 
 class Largest(Fixed):
-    """The weights that are largest in magnitude before training are live; small ones rest at the value they have.
+    """The weights that are largest in magnitude before training are live; small ones are frozen at the value they have.
 
     Args:
         share: of all weights that is live.
@@ -87,5 +87,5 @@ def largest_of(weights: Mapping[str, Tensor], share: float, per: str) -> dict[st
 
 def _largest(weights: Tensor, share: float) -> Tensor:
     magnitudes = weights.detach().float().abs().flatten().cpu().numpy()
-    rest = len(magnitudes) - round(share * len(magnitudes))
-    return torch.from_numpy(~smallest(magnitudes, rest)).view(weights.shape).to(weights.device)
+    frozen = len(magnitudes) - round(share * len(magnitudes))
+    return torch.from_numpy(~smallest(magnitudes, frozen)).view(weights.shape).to(weights.device)

@@ -12,18 +12,18 @@ from hoarfrost.freezing.base import Freezer
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
 
-LAST_STEPS = 20  # the paper's default: the layers rest for so many steps at the end
+LAST_STEPS = 20  # the paper's default: the layers are frozen for so many steps at the end
 
 
 @dataclass(frozen=True, repr=False)
 class Layers(Freezer):
-    """The first layers, or those that are named, rest from some step on.
+    """The first layers, or those that are named, are frozen from some step on.
 
     Args:
         first: how many layers, in the order in which the model uses them; by default the first half (rounded down). A
             share below 1 is taken of their number, and rounded.
         names: instead: patterns of parameter or module names (``"stem.*"``, ``"blocks.[01].*"``, ``"conv1"``).
-        train: instead: the patterns of what stays live; everything else rests.
+        train: instead: the patterns of what stays live; everything else is frozen.
         step, fraction, epoch, epsilon: when it begins: one of them. After so many steps, after that share of the run,
             at the beginning of that epoch (from 0), or when so much is spent. By default 20 steps before the end.
 
@@ -73,7 +73,7 @@ class Layers(Freezer):
         return f"Layers({', '.join(given)})"
 
     def begins(self, info: RunInfo) -> int:
-        """The first step in which the layers rest."""
+        """The first step in which the layers are frozen."""
         if self.step is not None:
             return self.step
         if self.epoch is not None:
@@ -86,8 +86,8 @@ class Layers(Freezer):
             return round(self.fraction * info.steps)
         return max(0, info.steps - LAST_STEPS)
 
-    def resting(self, info: RunInfo) -> frozenset[str]:
-        """The parameters that rest, once it begins."""
+    def frozen(self, info: RunInfo) -> frozenset[str]:
+        """The parameters that are frozen, once it begins."""
         if self.names is not None:
             return frozenset(name for pattern in self.names for name in _matching(pattern, info))
         if self.train is not None:
@@ -105,10 +105,10 @@ class Layers(Freezer):
         return frozenset(name for layer in info.layers[:chosen] for name in layer)
 
     def check(self, info: RunInfo) -> None:
-        begins, resting = self.begins(info), self.resting(replace(info, ordered=True))  # how many, in any order
-        if len(resting) == len(info.shapes):
+        begins, frozen = self.begins(info), self.frozen(replace(info, ordered=True))  # how many, in any order
+        if len(frozen) == len(info.shapes):
             raise InvalidValue("freezing these layers leaves nothing to train")
-        if not resting:
+        if not frozen:
             raise InvalidValue(f"{self!r} freezes nothing: the model has {len(info.layers)} layer(s)")
         if info.steps is not None and begins >= info.steps:
             raise InvalidValue(f"{self!r} would freeze after {begins} steps, and the run has {info.steps}: never")
@@ -117,8 +117,8 @@ class Layers(Freezer):
         return step >= self.begins(info)
 
     def live(self, step: int, info: RunInfo) -> Live:
-        resting = self.resting(info) if step >= self.begins(info) else frozenset()
-        return {name: name not in resting for name in info.shapes}
+        frozen = self.frozen(info) if step >= self.begins(info) else frozenset()
+        return {name: name not in frozen for name in info.shapes}
 
 
 def _matching(pattern: str, info: RunInfo) -> list[str]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from hoarfrost import budget, validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.largest import Fixed, check_per, largest_of
+from hoarfrost.info import RunInfo
 
 
 class Pruned(Fixed):
@@ -85,8 +86,9 @@ class Pruned(Fixed):
                 if name in masks:
                     weight.mul_(masks[name])
 
-    def events(self) -> tuple[budget.Release, ...]:
-        return () if self.private else (budget.Unprotected("the pruning mask"),)
+    def releases(self, info: RunInfo) -> tuple[budget.PlannedRelease, ...]:
+        mask = "the pruning mask"
+        return () if self.private else (budget.PlannedRelease(event=budget.Unprotected(mask), what=mask),)
 
     def public(self) -> tuple[object, ...]:
         return self._learned_from if self.private else ()

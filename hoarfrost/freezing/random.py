@@ -24,18 +24,18 @@ Granularity = Literal["element", "channel", "tensor"]
 
 @dataclass(frozen=True)
 class Random(Freezer):
-    """A random share of the coordinates rests, drawn anew for every epoch.
+    """A random share of the coordinates is frozen, drawn anew for every epoch.
 
     Args:
-        rate: r*, the share that rests, from 0 to below 1.
+        rate: r*, the share that is frozen, from 0 to below 1.
         cooling: e*, the number of epochs in which the share grows from 0 to ``rate``: in epoch e (from 0) it is
             r*·min(e/(e* − 1), 1). None for the full rate from the beginning.
         redraw: "epoch", "step", or "never".
         granularity: "element"; "channel" for whole output rows, of a layer's weight and bias together, which makes a
             step cheaper; "tensor" for whole parameters.
-        velocity: "stands": what rests does not move by one bit. "flows": its gradient is zero, but momentum (and weight
-            decay) go on moving it, as in the paper.
-        posterior: clip first and freeze afterwards, for comparison: the norm then counts what rests.
+        velocity: "stands": what is frozen does not move by one bit. "flows": its gradient is zero, but momentum (and
+            weight decay) go on moving it, as in the paper.
+        posterior: clip first and freeze afterwards, for comparison: the norm then counts what is frozen.
         seed: public. The set is a function of seed, epoch and the model's parameters, in their order: anyone can
             compute it, and it is never stored.
 
@@ -83,7 +83,7 @@ class Random(Freezer):
         return self.posterior
 
     def rate_in(self, epoch: int) -> float:
-        """The share that rests in an epoch."""
+        """The share that is frozen in an epoch."""
         if self.cooling is None or self.cooling == 1:
             return self.rate
         return self.rate * min(epoch / (self.cooling - 1), 1.0)
@@ -97,7 +97,7 @@ class Random(Freezer):
         return self._draw(step, info)
 
     def _draw(self, step: int, info: RunInfo) -> tuple[float, int] | None:
-        """The share that rests, and which draw it is; None if nothing does."""
+        """The share that is frozen, and which draw it is; None if nothing does."""
         epoch = info.epoch_of(step)
         rate = self.rate_in(epoch)
         return (rate, {"epoch": epoch, "step": step, "never": 0}[self.redraw]) if rate > 0 else None
@@ -186,7 +186,7 @@ def _masks(
 
 
 def _layer(name: str, shape: torch.Size) -> str:
-    """A layer's weight and bias have as many rows, and rest together."""
+    """A layer's weight and bias have as many rows, and are frozen together."""
     return f"{name.rpartition('.')[0]} {_height(shape)}"
 
 

@@ -1,4 +1,4 @@
-"""Ranked freeze: what the last epoch's noisy gradients show to be small rests in the next one."""
+"""Ranked freeze: what the last epoch's noisy gradients show to be small is frozen in the next one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from hoarfrost import validate
 from hoarfrost.freezing.base import Freezer
-from hoarfrost.info import RunInfo
 from hoarfrost.freezing.random import Random, live_of, smallest
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
 
 
 class Ranked(Freezer):
-    """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest rest.
+    """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest are frozen.
 
     Every step draws one noise for all coordinates: live ones move by it, and the sums of frozen ones, whose gradients
-    are zero, take it up as well. Without that, what rested once would rest for ever. The noisy sums have been paid for,
-    so ranking them costs nothing more.
+    are zero, take it up as well. Without that, what was frozen once would be frozen for ever. The noisy sums have been
+    paid for, so ranking them costs nothing more.
 
     Args:
         rate, cooling: as for `Random`.

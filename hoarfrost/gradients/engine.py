@@ -79,7 +79,7 @@ class Engine:
         self.tickets = tickets or Tickets()
         self.encoding = Encoding()
         self.observers: list[Observer] = []
-        self._step, self._info = step, info or (lambda: RunInfo({name: p.shape for name, p in parameters.items()}))
+        self.step, self.info = step, info or (lambda: RunInfo({name: p.shape for name, p in parameters.items()}))
         self.masks: Masks = {}  # of parameters of which only some coordinates are live
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
@@ -119,7 +119,7 @@ class Engine:
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])
-        self._hooks = [_refuse_plain_gradients(p, name) for name, p in self.model.named_parameters()]
+        self._hooks = [self._refuse_plain_gradients(p, name) for name, p in self.model.named_parameters()]
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.model.forward = Root(self, self.model)
@@ -260,7 +260,7 @@ class Engine:
 
     def _sum_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch not in self._sums:
-            clipping = self.clipper.begin(self._step(), self._info())
+            clipping = self.clipper.begin(self.step(), self.info())
             self._sums[ticket.batch] = ClippedSum(check_clipping(clipping, self.clipper, self._parameters.values()))
         return self._sums[ticket.batch]
 
@@ -403,18 +403,19 @@ class Engine:
             squares[:, total.clipping.block_of[name]] += squared.to(squares)
         return squares.sqrt_().float(), devices
 
+    def _refuse_plain_gradients(self, p: nn.Parameter, name: str) -> RemovableHandle:
+        """A gradient that autograd itself brings to a parameter came around the rules."""
 
-def _refuse_plain_gradients(p: nn.Parameter, name: str) -> RemovableHandle:
-    """A gradient that autograd itself brings to a parameter came around the rules."""
+        def refuse(_: Tensor) -> None:
+            if self._paused:
+                return
+            raise NotPrivate(
+                f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be "
+                "attributed to individual examples. Call the module instead of reading its parameter, or tie two "
+                "modules by giving them the same Parameter: head.weight = embedding.weight."
+            )
 
-    def refuse(_: Tensor) -> None:
-        raise NotPrivate(
-            f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be split by "
-            "example. Call the module instead of reading its parameter, or tie two modules by giving them the same "
-            "Parameter: head.weight = embedding.weight."
-        )
-
-    live = p.requires_grad
-    hook: RemovableHandle = p.requires_grad_().register_hook(refuse)
-    p.requires_grad_(live)
-    return hook
+        live = p.requires_grad
+        hook: RemovableHandle = p.requires_grad_().register_hook(refuse)
+        p.requires_grad_(live)
+        return hook

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
+from hoarfrost.budget import Account
 from hoarfrost.errors import NotPrivate
-from hoarfrost.freezing.switch import Held, Switch
-from hoarfrost.gradients import Engine
+from hoarfrost.gradients import ClippedSum, Engine
 from hoarfrost.masks import Masks, PartialMask
-from hoarfrost.noise import Noise
+from hoarfrost.mechanism import Coordinates, GaussianMechanism
+from hoarfrost.observers import Released
+from hoarfrost.optim.freeze_controller import FreezeController
+from hoarfrost.optim.frozen_guard import FrozenGuard, zero_moves_nothing
 
 
 class PrivateOptimizer(Optimizer):
@@ -25,34 +27,32 @@ class PrivateOptimizer(Optimizer):
     `step()` releases the logical batch's clipped sum with noise, divided by the expected batch size, as the gradient
     that ``inner`` then uses. While chunks of a logical batch are still to come it does nothing.
 
+    Args:
+        parameters: those that ``inner`` moves, by name.
+        account: is charged before the noisy gradient exists, and may refuse; commits when the step is done.
+
     Guarantees:
-        Every live coordinate gets noise of standard deviation noise_multiplier × sensitivity, once a step, whether or
-        not any example reached it; the sensitivity is the one that came with the sum. ``charge`` is called before the
-        noisy gradient exists, and may refuse; ``settle`` when the step is done. What is not live has no gradient and
-        does not move by one bit, and its optimizer state stands still (an entry for a whole row, as Adafactor has, when
-        all of the row rests), unless the freezer lets its velocity flow.
+        Every live coordinate gets noise once a step, whether or not any example reached it; how much follows from the
+        clipping that came with the sum (`GaussianMechanism`). What is frozen has no gradient and does not move by one
+        bit, and its optimizer state does not change (an entry for a whole row, as Adafactor has, when all of the row is
+        frozen), unless the freezer lets its velocity flow.
     """
 
     def __init__(
         self,
         inner: Optimizer,
         engine: Engine,
-        noise: Noise,
+        mechanism: GaussianMechanism,
+        account: Account,
         *,
-        parameters: dict[str, nn.Parameter],
-        noise_multiplier: float,
+        parameters: Mapping[str, nn.Parameter],
         expected_batch: float,
-        charge: Callable[[], None],
-        settle: Callable[[], None] = lambda: None,
-        switch: Switch | None = None,
     ):
         # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
-        self.inner, self.engine, self.noise = inner, engine, noise
-        self.parameters = list(parameters.values())
-        self._noise_multiplier, self.expected_batch = noise_multiplier, expected_batch
-        self._charge, self._settle = charge, settle
-        self.names = {p: name for name, p in parameters.items()}
-        self.switch = switch
+        self.inner, self.engine, self.mechanism, self.account = inner, engine, mechanism, account
+        self.parameters = dict(parameters)
+        self.expected_batch = expected_batch
+        self.controller: FreezeController | None = None  # if anything is frozen
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
@@ -73,7 +73,7 @@ class PrivateOptimizer(Optimizer):
     @property
     def noise_multiplier(self) -> float:
         """Fixed for the run: what was spent is computed from it."""
-        return self._noise_multiplier
+        return self.mechanism.noise_multiplier
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the new parameters would be trained without clipping and without noise."""
@@ -91,7 +91,7 @@ class PrivateOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients. Chunks of a logical batch that is still under way are kept."""
         self.inner.zero_grad(set_to_none)
-        self.engine.batch.discard()
+        self.engine.discard()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
@@ -100,89 +100,87 @@ class PrivateOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._refuse_strangers()
-            released = self.engine.release()
-            if released is not None:
-                if self.switch is not None:
-                    self.switch.apply()  # a batch that never met the model is a step, too
-                self._charge()
-                self._set_gradients(released.sums, math.hypot(*released.sensitivity))
-                with self._frozen_stand_still():
+            self._refuse_changed_parameters()
+            total = self.engine.release()
+            if total is not None:
+                if self.controller is not None:
+                    self.controller.apply()  # a batch that never met the model is a step, too
+                self.account.charge()
+                self._set_gradients(total)
+                with self._guard():
                     self.inner.step()
-                if self.switch is not None:
-                    self.switch.shares += self.switch.share
-                self._settle()
+                if self.controller is not None:
+                    self.controller.live_shares += self.controller.live_share
+                self.account.commit()
         return loss
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_changed_parameters(self) -> None:
         moved = {p for group in self.inner.param_groups for p in group["params"]}
-        if moved != set(self.parameters):
+        if moved != set(self.parameters.values()):
             raise NotPrivate(
                 "the parameters of the optimizer changed since make_private: they would be trained without privacy, or "
                 "not at all. Build the optimizer with all parameters before make_private."
             )
 
-    def _frozen_stand_still(self) -> AbstractContextManager[None]:
-        if self.switch is None or self.switch.freezer.velocity_flows or _moves_nothing_by_zero(self.inner):
+    @property
+    def _masks(self) -> Masks:
+        return {} if self.controller is None else self.controller.masks
+
+    def _guard(self) -> AbstractContextManager[None]:
+        if self.controller is None or self.controller.freezer.velocity_flows or zero_moves_nothing(self.inner):
             return nullcontext()
-        return Held(self.inner, {p: mask for p, mask in self.switch.masks.items() if p.grad is not None})
+        masks = {self.parameters[name]: mask for name, mask in self._masks.items()}
+        return FrozenGuard(self.inner, {p: mask for p, mask in masks.items() if p.grad is not None})
 
-    def _set_gradients(self, sums: dict[nn.Parameter, Tensor], sensitivity: float) -> None:
-        for p in self.parameters:
+    def _set_gradients(self, total: ClippedSum) -> None:
+        """Releases the sum, and hands the noisy gradient of every live coordinate to the parameters."""
+        for p in self.parameters.values():
             p.grad = None
-        masks = {} if self.switch is None else self.switch.masks
-        everywhere = self.switch is not None and self.switch.freezer.observes
-        flows = self.switch is not None and self.switch.freezer.velocity_flows
+        step, info = self.account.steps_taken - 1, self.engine.info()
+        freezer = None if self.controller is None else self.controller.freezer
+        everywhere = freezer is not None and freezer.observes
+        flows = freezer is not None and freezer.velocity_flows
         # What somebody else took out of autograd is left alone; what the freezer did may be wanted all the same.
-        resting = self.switch.resting if self.switch is not None and (everywhere or flows) else set()
-        wanted = [p for p in self.parameters if p.requires_grad or p in resting]
-        whole = {p: sums[p] if p in sums else torch.zeros_like(p, dtype=_at_least_float32(p)) for p in wanted}
-        # Of a sum only what is live now is looked at: what rests may have changed since the backward pass.
-        live = {p: _live(whole[p], masks.get(p, True)) for p in wanted}
-        std = self.noise_multiplier * sensitivity
-        if everywhere:
-            self._observe(live, std, masks)
+        frozen = self.controller.frozen if self.controller is not None and (everywhere or flows) else set()
+        wanted = {name: p for name, p in self.parameters.items() if p.requires_grad or name in frozen}
+        # Of a sum only what is live now is looked at: what is frozen may have changed since the backward pass.
+        masks = {name: self._masks.get(name, True) for name in wanted}
+        clipped = {n: t.clone() for n, t in total.sums.items()} if self.engine.observers else {}
+        if everywhere:  # one noise for all coordinates: the freezer sees it all, and live ones move by it
+            total.sums = {
+                name: _live(total.sums[name], masks[name], p) for name, p in wanted.items() if name in total.sums
+            }
+            noisy = self.mechanism.release(total, wanted, {})
         else:
-            self.noise.add_(list(live.values()), [std] * len(live))
-        torch._foreach_div_(list(live.values()), self.expected_batch)
-        for p in wanted:
-            part = masks.get(p, True)
-            if part is not False or flows:
-                p.grad = _everything(live[p], part, p).to(p.dtype)
-
-    def _observe(self, live: dict[nn.Parameter, Tensor], std: float, masks: Masks) -> None:
-        """One noise for all coordinates: the freezer sees it all, and live ones move by it."""
-        assert self.switch is not None
-        noisy = {p: _everything(live[p], masks.get(p, True), p) for p in live}
-        self.noise.add_(list(noisy.values()), [std] * len(noisy))
-        self.switch.observe({self.names[p]: gradient / self.expected_batch for p, gradient in noisy.items()})
-        live.update({p: _live(gradient, masks.get(p, True)) for p, gradient in noisy.items()})
+            noisy = self.mechanism.release(total, wanted, masks)
+        gradients = noisy.values
+        torch._foreach_div_(list(gradients.values()), self.expected_batch)
+        if everywhere:
+            assert self.controller is not None
+            self.controller.observe(step, gradients)
+        for name, p in wanted.items():
+            if masks[name] is not False or flows:
+                whole = gradients[name]
+                p.grad = (_live if everywhere else _whole)(whole, masks[name], p).to(p.dtype)
+        if noisy.statistics:
+            self.engine.clipper.observe(step, noisy.statistics, info)
+        for observer in self.engine.observers:
+            handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
+            observer.on_release(Released(step, total.clipping, clipped, handed, noisy.statistics, noisy.stds))
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
 
 
-def _moves_nothing_by_zero(optimizer: Optimizer) -> bool:
-    """Whether it is plain SGD: w + (−lr) · 0 is w, bit for bit, and there is no state."""
-    if type(optimizer) is not SGD:
-        return False
-    quiet = (not (group["momentum"] or group["weight_decay"] or group["maximize"]) for group in optimizer.param_groups)
-    return all(quiet) and all(math.isfinite(group["lr"]) for group in optimizer.param_groups)
+def _whole(live: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:
+    """From live coordinates, one after the other, to the parameter's shape, with zeros at what is frozen."""
+    if isinstance(mask, PartialMask):
+        return mask.scatter(live)
+    return live if mask else live.new_zeros(p.shape)
 
 
-def _live(gradient: Tensor, part: bool | PartialMask) -> Tensor:
-    """What is live of it, one number after the other where it is not everything."""
-    if isinstance(part, PartialMask):
-        return gradient.flatten().index_select(0, part.indices)
-    return gradient if part else gradient.new_empty(0)
-
-
-def _everything(live: Tensor, part: bool | PartialMask, p: nn.Parameter) -> Tensor:
-    """The same with zeros at what rests."""
-    if isinstance(part, PartialMask):
-        return part.scatter(live)
-    return live if part else live.new_zeros(p.shape)
-
-
-def _at_least_float32(p: Tensor) -> torch.dtype:
-    return torch.promote_types(p.dtype, torch.float32)
+def _live(whole: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:
+    """The parameter's shape, with zeros at what is frozen."""
+    if isinstance(mask, PartialMask):
+        return mask.scatter(whole.flatten().index_select(0, mask.indices))
+    return whole if mask else torch.zeros_like(whole)

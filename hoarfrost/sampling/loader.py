@@ -14,6 +14,7 @@ from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling.draws import Draws
 from hoarfrost.sampling.empty import empty_batch
+from hoarfrost.sampling.poisson import Poisson
 from hoarfrost.sampling.source import loader_settings, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
 
@@ -106,7 +107,8 @@ class PoissonLoader:
         self._iterations = 0
         self._paid = False  # on_batch was called for a batch that is not handed over yet
         self.tickets = Tickets()  # which of the chunks that were handed over the loop works on
-        self._stream = Keystream("sampling", seed)
+        self._stream, self._seed = Keystream("sampling", seed), seed
+        self._other_draws = 0  # Poisson batches besides those of the steps
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has its own draws.
         self._batches = _Batches()
         self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
@@ -143,6 +145,13 @@ class PoissonLoader:
         self._rest = min(max(0, until - self.steps_drawn), until - self._first_step(max(0, self.epoch - 1)))
         self._batches.draws = None
         self.tickets.clear()
+
+    def one_by_one(self, poisson: Poisson) -> Iterator[Any]:
+        """A Poisson batch of its own, each example collated alone; no part of any epoch, and it counts as no step."""
+        self._other_draws += 1
+        stream = Keystream(f"sampling besides the steps {self._other_draws}", self._seed)
+        for index in poisson.draw(stream).tolist():
+            yield self._loader.collate_fn([self.dataset[index]])
 
     def _first_step(self, epoch: int) -> int:
         return first_step(epoch, self.poisson.sample_rate)

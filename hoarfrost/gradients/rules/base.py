@@ -1,4 +1,38 @@
-"""What a rule is, and what the engine offers to it."""
+"""What a rule is, and what the engine offers to it.
+
+A rule says how one class of modules is differentiated example by example. `hoarfrost.register_rule` adds one for a
+class of your own.
+
+**What a rule must do.** `Rule.forward` runs the module and returns its output. While doing so, it
+
+1. keeps the module's parameters out of autograd (`detached`): a gradient that autograd itself brings to a parameter is
+   refused;
+2. puts a tap on the output (`Recorder.tap`), whose sink runs in the backward pass and gets the output's gradient. The
+   output must be a new tensor that no operation saved for its own backward pass (tanh or softmax do: clone theirs);
+3. adds, in that sink, one `Contribution` for each use of each live parameter (`Recorder.add`): the gradients of all
+   examples, [B, *parameter.shape], written out (`Dense`) or not (`Outer`, `Rows`, ...).
+
+`LayerRule` does all of this for layers with one input tensor and one output tensor. A subclass names the layer's
+``parameters`` and computes their ``contributions`` from input and output gradient, and nothing else.
+
+**What a rule may use.** Of the engine, the methods of `Recorder`, and no others. They hold during the call that they
+were handed to: a rule keeps nothing on itself or on the module, since one rule serves all modules of its class. What
+the backward pass needs is given to ``tap`` as ``inputs``, where it lives and dies with the autograd graph.
+
+**What a rule promises.**
+
+- The output is what the module's own ``forward`` returns.
+- A contribution of example b is computed from the rows of example b alone. Privacy depends on it: if it holds, every
+  example is clipped to what was asked for, even if the gradient is wrong.
+- It is the gradient of the loss, so that training works. Check it against plain autograd, one example at a time.
+- A contribution of a class of your own never says a smaller norm than that of what it adds to the sum. Privacy depends
+  on it. The classes of `hoarfrost.gradients.contributions` keep it.
+- Settings under which examples mix are refused by `Rule.check`.
+
+**Layouts.** A batch has ``rows`` = B examples × K views, the views of an example one after the other. `LayerRule` hands
+over tensors [B, K, ...]; `flatten_positions` makes [B, T, channels] of them, `sum_positions` adds up over T.
+Half-precision tensors are summed in float32 (`at_least_float32`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +55,7 @@ LiveMasks = Mapping[str, bool | PartialMask]  # a module's live parameters by na
 
 
 class Recorder(Protocol):
-    """The engine, as a rule sees it."""
+    """The engine, as a rule sees it: all that a rule may use of it."""
 
     rows: int  # examples × views in the forward pass that is running
     views: int
@@ -53,16 +87,23 @@ class Recorder(Protocol):
 
 
 class Rule(ABC):
-    """How one kind of module is differentiated example by example."""
+    """How one class of modules is differentiated example by example; see above for the contract.
+
+    Guarantees:
+        A module whose rule keeps the contract contributes each example's own gradient, and nothing of other examples.
+    """
 
     runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
-    recurse: ClassVar[bool] = False  # whether it speaks for the parameters of inner modules too
+    recurse: ClassVar[bool] = False  # whether it also records the parameters of inner modules
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""
 
     def applies_to(self, module: nn.Module) -> bool:
-        """Whether the module holds just the parameters that this rule is about (and none that something added)."""
+        """Whether the module holds just the parameters that this rule is about (and none that something added).
+
+        If not, the module is differentiated by the fallback.
+        """
         return True
 
     @abstractmethod
@@ -74,17 +115,28 @@ class LayerRule(Rule):
     """A layer with one input tensor and one output tensor, both with examples along the same dimension.
 
     The layer runs as it always did, with detached parameters; a subclass says what its parameters' gradients are.
+
+    >>> from hoarfrost.gradients.contributions import Dense
+    >>> class ScaleRule(LayerRule):  # of a layer y = x * weight, for x [B, ..., channels]
+    ...     parameters = frozenset({"weight"})
+    ...
+    ...     def contributions(self, module, x, g, live, *saved):
+    ...         if "weight" in live:
+    ...             yield "weight", Dense(sum_positions(flatten_positions(x * g)))
     """
 
-    parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
+    parameters: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})  # all that the layer may hold
+    input_name: ClassVar[str] = "input"  # of its forward's first argument, for calls by keyword
 
     def applies_to(self, module: nn.Module) -> bool:
         return set(module._parameters) <= self.parameters and not hasattr(module, "parametrizations")
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        x, dim = self.locate(recorder, module, args[0] if args else kwargs.pop("input"))
+        x, dim = self.locate(recorder, module, args[0] if args else kwargs.pop(self.input_name))
         with detached(module):
             output, *saved = self.run(module, original, x, *args[1:], **kwargs)
+        if hasattr(output.grad_fn, "_raw_saved_result"):
+            output = output.clone()  # tanh, exp or softmax keep their result, which a tap would mark as changed
 
         views = recorder.views
 
@@ -92,8 +144,16 @@ class LayerRule(Rule):
             own = module.named_parameters(recurse=False)
             live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
             g, x, *saved = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
+            missing = set(live)
             for name, contribution in self.contributions(module, x, g, live, *saved):
                 recorder.add(module.get_parameter(name), contribution)
+                missing.discard(name)
+            if missing:
+                raise NotPrivate(
+                    f"{recorder.name_of(module)} ({type(module).__name__}): {type(self).__name__} yields no "
+                    f"contribution of the live parameter {min(missing)}, which would be trained on noise alone. Let "
+                    "contributions() yield one for every name in `live`."
+                )
 
         return recorder.tap(output, sink, x, *saved)
 
@@ -110,9 +170,10 @@ class LayerRule(Rule):
 
     @abstractmethod
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
-        """Contributions of the ``live`` parameters, from input ``x`` and output gradient ``g``, both [B, K, ...].
+        """(name, contribution) of all ``live`` parameters from input ``x`` and output gradient ``g`` [B, K, ...].
 
-        What is frozen of them is left out afterwards; a rule that can save work by knowing looks at ``live`` itself.
+        ``saved`` is what else `run` returned, in the same layout. Called in the backward pass, without autograd.
+        Frozen coordinates are left out afterwards; a rule that can save work by knowing them looks at ``live`` itself.
         """
 
 

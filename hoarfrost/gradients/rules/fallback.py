@@ -69,8 +69,8 @@ class FallbackRule(Rule):
         except (RuntimeError, ValueError) as error:
             raise NotPrivate(
                 f"{name} ({type(module).__name__}) has no rule of its own and could not be run example by example "
-                f"({str(error).splitlines()[0]}). Build it from layers that have rules, or make its forward work on a "
-                "batch of one with torch.func.vmap."
+                f"({str(error).splitlines()[0]}). Build it from layers that have rules, make its forward work on a "
+                "batch of one with torch.func.vmap, or give its class a rule with hoarfrost.register_rule."
             ) from error
         following = iter(places)
         return tree_map(lambda t: t.movedim(0, next(following)) if isinstance(t, Tensor) else t, output)

@@ -14,15 +14,13 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from hoarfrost import budget, validate
-from hoarfrost.budget.events import from_dict, gaussian_from_dict
+from hoarfrost.budget import Counters, Snapshot
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
-from hoarfrost.freezing.releases import Releases
 from hoarfrost.run import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
-FORMAT = 4
+FORMAT = 5  # the first that later versions will go on reading
 MOST_BYTES = 1 << 24  # of a checkpoint's header
 
 
@@ -31,14 +29,13 @@ class Checkpoint:
     """What a checkpoint's header says. The tensors stay in the file until `restore`."""
 
     path: Path
-    steps_taken: int
+    account: Snapshot  # what was spent
     position: Mapping[str, int]  # of the sampler
-    spent: budget.Spending
-    released: Releases  # by freezers, beside the steps
     ledger: Mapping[str, str] | None  # path, run, and head
     facts: Mapping[str, Any]  # what the caller of `save` added
+    _clipper: str  # in words
     _freezer: str | None  # in words
-    _shares: float  # the live shares of all steps, added up
+    _live_shares: float  # of all steps, added up
     _optimizer: Mapping[str, Any]
     _scheduler: Mapping[str, Any] | None
 
@@ -54,57 +51,62 @@ class Checkpoint:
             with safe_open(path, "pt") as file:
                 text = (file.metadata() or {}).get("hoarfrost-checkpoint", "")
             header = json.loads(text) if text else {}
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
-                raise ValueError("it is not a checkpoint of this version of Hoarfrost")
-            validate.count(steps_taken=header["steps_taken"])
+            if not isinstance(header, dict) or "format" not in header:
+                raise ValueError("it is not a checkpoint of Hoarfrost")
+            if header["format"] != FORMAT:
+                raise ValueError(f"it has format {header['format']!r}, and this version of Hoarfrost reads {FORMAT}")
             books = header["ledger"]
             if books is not None and not all(isinstance(books[name], str) for name in ("path", "run", "head")):
                 raise ValueError("what it says of its ledger cannot be")
             return cls(
                 path=path,
-                steps_taken=header["steps_taken"],
+                account=Snapshot.from_dict(header["account"]),
                 position=header["position"],
-                spent=budget.merged(*map(_spending, header["spent"])),
-                released={name: from_dict(event) for name, event in header["released"].items()},
                 ledger=header["ledger"],
                 facts=header["facts"],
+                _clipper=header["clipper"],
                 _freezer=header["freezer"],
-                _shares=float(header["shares"]),
+                _live_shares=float(header["live_shares"]),
                 _optimizer=header["optimizer"],
                 _scheduler=header["scheduler"],
             )
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidValue(line(f"cannot read the checkpoint {shown_path(path)}: {_reason(error)}")) from error
 
-    def restore(
-        self,
-        private: Private,
-        scheduler: LRScheduler | None = None,
-        *,
-        also: budget.Spending | None = None,
-    ) -> None:
+    @property
+    def steps_taken(self) -> int:
+        """How many steps the weights have behind them."""
+        return self.account.steps_taken
+
+    def restore(self, private: Private, scheduler: LRScheduler | None = None, *, also: Counters | None = None) -> None:
         """Brings model, optimizer, scheduler and sampler to where they were; what was spent since stays spent.
 
         Args:
-            also: what else was spent on these weights or on others beside them.
+            also: what else is known to have been charged for these weights.
 
         Guarantees:
-            Noise and batches that follow are new ones. Nothing is refunded (`Private.restore`).
+            Noise and batches that follow are new ones, and a batch that was under way is void. Nothing is refunded
+            (`Account.restore`).
         """
         if (scheduler is None) != (self._scheduler is None):
             have, lack = ("a scheduler", "none") if scheduler is None else ("no scheduler", "one")
             raise InvalidValue(f"the checkpoint {self.path} was saved with {have}, and is restored with {lack}")
+        optimizer, clipper = private.optimizer, private.optimizer.engine.clipper
         try:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
-            spent = budget.merged(self.spent, also or {})
-            private.restore(steps_taken=self.steps_taken, position=self.position, spent=spent, released=self.released)
-            weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-            private.model.load_state_dict(weights)
-            _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
-            if private.optimizer.switch is not None:
-                kept = {name.removeprefix("freezer."): t for name, t in tensors.items() if name.startswith("freezer.")}
-                private.optimizer.switch.restore(self._freezer, self._shares, kept)
+            # The account first: whatever of the rest fails, what these weights have behind them is known.
+            private.account.learn({**self.account.counters, **(also or {})})
+            optimizer.engine.reset()
+            private.loader.load_state_dict({**self.position, "steps_drawn": self.steps_taken})
+            private.model.load_state_dict(_below("model", tensors))
+            _load_optimizer(optimizer.inner, self._optimizer, tensors)
+            if self._clipper == repr(clipper):
+                clipper.load_state(_below("clipper", tensors))
+            stands = optimizer.controller is not None and optimizer.controller.restore(
+                self._freezer, self._live_shares, _below("freezer", tensors)
+            )
+            private.account.restore(self.account, releases_stand=stands)
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
@@ -127,39 +129,21 @@ def save(
     Guarantees:
         The file is whole or not there, and replaces an earlier one in one move. The noise generator's key and state are
         not in it: noise that is drawn twice can be subtracted. Weights that are not finite are not saved.
-
-    >>> import tempfile, hoarfrost
-    >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3))
-    >>> def new():
-    ...     model = torch.nn.Linear(3, 2)
-    ...     optimizer = torch.optim.Adam(model.parameters())
-    ...     return hoarfrost.make_private(model, optimizer, data, batch_size=10, noise_multiplier=1.0, delta=1e-5)
-    >>> private = new()
-    >>> for (x,) in private.loader:
-    ...     private.optimizer.zero_grad()
-    ...     private.model(x).square().mean().backward()
-    ...     private.optimizer.step()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(f"{folder}/checkpoint.safetensors", private)
-    ...     later = new()
-    ...     Checkpoint.read(f"{folder}/checkpoint.safetensors").restore(later)
-    >>> later.steps_taken, later.epsilon() == private.epsilon()
-    (10, True)
     """
     check_finite(private.model, private.steps_taken)
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
-    switch = private.optimizer.switch
-    tensors |= {f"freezer.{name}": value for name, value in (switch.freezer.state() if switch else {}).items()}
+    clipper, controller = private.optimizer.engine.clipper, private.optimizer.controller
+    tensors |= {f"clipper.{name}": value for name, value in clipper.state().items()}
+    tensors |= {f"freezer.{name}": value for name, value in (controller.freezer.state() if controller else {}).items()}
     header = {
         "format": FORMAT,
-        "steps_taken": private.steps_taken,
+        "account": private.account.snapshot().as_dict(),
         "position": private.loader.state_dict(),
-        "spent": [{"run": run.name, "event": event.as_dict()} for run, event in private.spent().items()],
-        "released": {name: event.as_dict() for name, event in private.freezer_releases().items()},
         "ledger": _ledger(private),
-        "freezer": None if switch is None else repr(switch.freezer),
-        "shares": float(private.steps_taken) if switch is None else switch.shares,
+        "clipper": repr(clipper),
+        "freezer": None if controller is None else repr(controller.freezer),
+        "live_shares": float(private.steps_taken) if controller is None else controller.live_shares,
         "optimizer": optimizer,
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "facts": facts or {},
@@ -176,10 +160,8 @@ def save(
     replace_file(Path(path), lambda draft: draft.write_bytes(contents))
 
 
-def _spending(entry: Mapping[str, Any]) -> budget.Spending:
-    if not isinstance(entry["run"], str):
-        raise ValueError("what it says of a run cannot be")
-    return budget.spending(entry["run"], gaussian_from_dict(entry["event"]))
+def _below(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
 
 
 def _ledger(private: Private) -> dict[str, str] | None:

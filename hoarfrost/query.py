@@ -1,0 +1,106 @@
+"""The one way to private data for a freezer: noisy sums that are charged for before anything is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost import validate
+from hoarfrost.budget import Gaussian
+from hoarfrost.clipping.base import MARGIN
+from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.noise import Noise
+from hoarfrost.sampling import Poisson, PoissonLoader
+
+Compute = Callable[[nn.Module, Any], Tensor]
+"""From the model and a batch of one example to that example's numbers, [k]."""
+
+
+class Query:
+    """Noisy sums over Poisson batches, as many as the release allows. A freezer's `prepare` is handed one.
+
+    Args:
+        event: the release, which was charged for already: how noisy, at which sampling rate, how many sums.
+        model: what ``compute`` is handed.
+        loader: of the run: its data set and its collate function.
+        noise: of the run.
+        paused: while it is entered, the model runs without gradient rules.
+
+    Guarantees:
+        What `sum` returns is one of ``event.steps`` Gaussian releases with the event's noise multiplier and sampling
+        rate, and nothing else leaves: every example's numbers are computed from that example alone, clipped to the
+        bound, summed and noised. The model's weights, buffers and gradients are as before.
+    """
+
+    def __init__(
+        self,
+        event: Gaussian,
+        model: nn.Module,
+        loader: PoissonLoader,
+        noise: Noise,
+        paused: Callable[[], Any],
+    ) -> None:
+        self.event = event
+        self._model, self._loader, self._noise, self._paused = model, loader, noise, paused
+        self._poisson = Poisson(sample_rate=event.sample_rate, size=loader.poisson.size)
+        self._left = event.steps
+
+    @property
+    def expected_batch(self) -> float:
+        """How many examples a sum is expected to be over: a public constant."""
+        return self._poisson.expected_batch
+
+    def sum(self, compute: Compute, *, size: int, bound: float) -> Tensor:
+        """The noisy sum of every example's numbers over one Poisson batch, [size], float32.
+
+        Args:
+            compute: from the model and a batch of one example (as the collate function makes it) to ``size`` numbers.
+                It may differentiate the model with `torch.autograd.grad`.
+            size: how many numbers; the same for all examples, and not chosen by looking at them.
+            bound: an example's numbers are shortened to this Euclidean norm if they are longer. Numbers that are not
+                finite count as zeros.
+        """
+        validate.whole(size=size)
+        validate.positive(bound=bound)
+        validate.finite(bound=bound)
+        if self._left == 0:
+            raise BudgetSpent(f"this release allows {self.event.steps} noisy sum(s), and all of them are made")
+        self._left -= 1
+        device = next(self._model.parameters()).device
+        total = torch.zeros(size, dtype=torch.float64, device=device)
+        with self._unchanged(), self._paused():
+            for batch in self._loader.one_by_one(self._poisson):
+                total += _clipped(compute(self._model, batch), size, bound).to(total)
+        total = total.float()
+        self._noise.add_([total], [self.event.noise_multiplier * bound])
+        return total
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Whatever is computed, the model is afterwards as it was: nothing of an example stays in it."""
+        state = copy.deepcopy(self._model.state_dict())
+        gradients = [(p, p.grad) for p in self._model.parameters()]
+        for p, _ in gradients:
+            p.grad = None
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            self._model.load_state_dict(state)
+            for p, gradient in gradients:
+                p.grad = gradient
+
+
+def _clipped(numbers: object, size: int, bound: float) -> Tensor:
+    if not isinstance(numbers, Tensor) or numbers.shape != (size,):
+        got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise InvalidValue(f"a query's compute returns {size} numbers for every example, got {got}")
+    exact = numbers.detach().double()
+    norm = exact.norm()
+    factor = torch.clamp(bound * (1 - MARGIN) / norm, max=1.0)
+    return torch.where(norm.isfinite(), exact * factor, torch.zeros_like(exact))

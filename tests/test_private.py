@@ -501,7 +501,9 @@ def test_weights_whose_sum_overflows_are_numbers_still() -> None:
     model = small()
     with torch.no_grad():
         model[0].weight.fill_(3e38)
-    train(private(model), 1)
+    p = private(model)
+    train(p, 1)
+    assert p.steps_taken == 1
 
 
 def test_an_example_without_a_finite_gradient_is_counted_and_contributes_nothing() -> None:

@@ -732,6 +732,8 @@ def test_a_step_belongs_to_the_process_that_drew_its_batch(path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         made.optimizer.step()
         break
+    else:
+        pytest.fail("there was no batch")
 
 
 @pytest.mark.parametrize("wrong", [{"note": None}, {"seeded": 1}])

@@ -210,6 +210,7 @@ def test_every_place_says_that_a_run_is_not_private(tmp_path: Path) -> None:
     for name, key in (("budget.json", "private"), ("run.json", "private")):
         assert json.loads((folder / name).read_text())[key] is False
     rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows
     assert all(row["epsilon"] is None and row["private"] is False for row in rows)
 
     shown = CliRunner().invoke(app, ["ledger", "show", str(folder / "ledger.jsonl")])

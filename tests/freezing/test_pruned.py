@@ -64,6 +64,7 @@ def test_a_model_is_as_good_a_reference_as_its_weights() -> None:
         make(model, freeze=Pruned(0.3, given), **PLAN)
         masks.append([p == 0 for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+    assert any(mask.any() for mask in masks[0])
 
 
 def test_what_is_kept_whole_is_not_pruned() -> None:

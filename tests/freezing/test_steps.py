@@ -235,6 +235,8 @@ def test_freezing_by_hand_between_backward_and_step_wins() -> None:
         private.optimizer.step()
         assert torch.equal(model[3].weight, before)
         break
+    else:
+        pytest.fail("there was no batch")
 
 
 def test_what_somebody_else_froze_is_not_thawed() -> None:

@@ -288,8 +288,10 @@ def test_two_iterations_at_once_are_refused(workers):
 def test_chunks_are_announced_as_they_are_yielded_although_workers_run_ahead():
     recorder = Recorder()
     data = DataLoader(Numbers(50), batch_size=10, num_workers=2, prefetch_factor=4)
+    count = 0
     for count, _ in enumerate(PoissonLoader(data, max_physical_batch=3, on_chunk=recorder), 1):
         assert len(recorder.chunks) == count
+    assert count >= 5  # one for each batch at least
 
 
 def test_a_batch_refused_by_the_listener_is_not_counted():
@@ -317,6 +319,7 @@ def test_views_of_an_example_are_neighbours_and_drawn_anew():
         views = batch.view(-1, 3, 2)
         assert (views[:, :, 0] == views[:, :1, 0]).all()
         assert len(views[:, :, 1].unique()) == views[:, :, 1].numel()
+    assert max(chunk.examples for chunk in recorder.chunks) == 2
 
 
 def test_views_do_not_change_which_examples_are_drawn():

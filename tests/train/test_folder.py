@@ -88,7 +88,9 @@ def test_weights_carry_their_budget_even_if_some_are_tied(tmp_path: Path) -> Non
     model[1].weight = model[0].weight
     folder(tmp_path / "run").weights(model, {"epsilon": 3.0})
     path = tmp_path / "run" / "model.safetensors"
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in load_file(path).items())
+    saved = load_file(path)
+    assert saved.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in saved.items())
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["hoarfrost"]) == {"epsilon": 3.0}
 

@@ -67,9 +67,8 @@ class GaussianMechanism:
         total = self.reduce(total)
         clipping = total.clipping
         block_stds, statistic_stds = clipping.stds(self._noise_multiplier)
-        if not math.isclose(
-            clipping.noise_multiplier(block_stds, statistic_stds), self._noise_multiplier, rel_tol=1e-9
-        ):
+        joint = clipping.noise_multiplier(block_stds, statistic_stds)
+        if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
             raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
         values = {name: _at(live.get(name, True), total.sums.get(name), t) for name, t in like.items()}
         stds = {name: block_stds[clipping.block_of[name]] for name in like}

@@ -14,12 +14,13 @@ from benchmarks.accuracy.experiments import DENSE, SEEDS, Branches, Runs
 from hoarfrost import budget
 from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
+from hoarfrost.recipes import sources
+from hoarfrost.recipes.networks import build
+from hoarfrost.recipes.schema import FreezePruned
 from hoarfrost.run import Private
-from hoarfrost.train import Recipe, read_recipe, sources
+from hoarfrost.train import Recipe, read_recipe
 from hoarfrost.train.loop import evaluate, train
-from hoarfrost.train.networks import build
 from hoarfrost.train.prepare import Prepared, prepare, surroundings
-from hoarfrost.train.recipe import FreezePruned
 
 CPU = torch.device("cpu")
 State = dict[str, torch.Tensor]

@@ -20,11 +20,11 @@ from hoarfrost.audit.release import step
 from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import networks, optimizers
+from hoarfrost.recipes import networks, optimizers
+from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
-from hoarfrost.train.reading import read_recipe
-from hoarfrost.train.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from hoarfrost import budget, data
 from hoarfrost.audit.guesses import OneRunAudit, check_counts, default_guesses
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
+from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.schema import Recipe
+from hoarfrost.recipes.sources import load
 from hoarfrost.sampling import Poisson
 from hoarfrost.train.loop import TEST_BATCH, train
 from hoarfrost.train.prepare import device_for, prepare, surroundings
-from hoarfrost.train.reading import read_recipe
-from hoarfrost.train.recipe import Recipe
 from hoarfrost.train.resuming import admitted
-from hoarfrost.train.sources import load
 
 
 def one_run(

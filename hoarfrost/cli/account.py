@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hoarfrost.budget import Gaussian, Ledger
 from hoarfrost.budget.entry import Entry
-from hoarfrost.train import words
+from hoarfrost.train import formatting
 from hoarfrost.untrusted import line
 
 KINDS = 3  # of steps, the newest: how many are left of one may take seconds to compute
@@ -84,7 +84,7 @@ class Account:
             sys.stdout.reconfigure(errors="backslashreplace")  # names in letters that the terminal does not have
         console = Console(highlight=False, markup=False, emoji=False)
         console.width = max(80, console.width)  # in less, numbers would be cut
-        console.print(words.columns(self._lines()), soft_wrap=True)
+        console.print(formatting.columns(self._lines()), soft_wrap=True)
         if self.ledger.entries:
             console.print()
             console.print(self._table())
@@ -97,9 +97,11 @@ class Account:
         lines += [("budget", ("no limit" if ledger.budget is None else f"epsilon {ledger.budget:g}") + about)]
         infinite = math.isinf(self.epsilon)
         spent = "not private: something was released without noise" if infinite else None
-        lines += [("spent", spent or f"epsilon {words.epsilon(self.epsilon)}")]
+        lines += [("spent", spent or f"epsilon {formatting.epsilon(self.epsilon)}")]
         if ledger.held() and not infinite:
-            lines += [("held", f"by open runs: epsilon {words.epsilon(self.with_held)} when all their steps are taken")]
+            lines += [
+                ("held", f"by open runs: epsilon {formatting.epsilon(self.with_held)} when all their steps are taken")
+            ]
         if self.left is not None:
             lines += [("left", f"epsilon {Decimal(self.left).quantize(Decimal('0.01'), rounding=ROUND_FLOOR)}")]
         return [*lines, ("head", str(ledger.head)), ("checked", self._checked())]

@@ -164,7 +164,7 @@ class Sampling:
         """Says so on standard error if delta is too large for the data."""
         if self.size is not None:
             from hoarfrost.cli.oneline import complain
-            from hoarfrost.train.words import delta_advice
+            from hoarfrost.train.formatting import delta_advice
 
             if advice := delta_advice(delta, self.size):
                 complain(f"warning: {advice}")

@@ -35,9 +35,9 @@ class PoissonLoader:
     **Breaking off.** A logical batch counts as drawn (`steps_drawn`) when its last chunk is handed over.
     `break` leaves nothing behind: what had been drawn ahead is forgotten, an incomplete batch does not count,
     no later batch has anything to do with it, and the next iteration is the next epoch, opening with a new
-    batch. (What `on_batch` charged for it stays charged.) The broken epoch's missing steps stay unspent, so a run may take more epochs than planned, never
-    more steps. Only one iteration is alive at a time: a new one ends the one before, whose iterator then
-    refuses to go on.
+    batch. (What `on_batch` charged for it stays charged.) The broken epoch's missing steps stay unspent, so a
+    run may take more epochs than planned, never more steps. Only one iteration is alive at a time: a new one
+    ends the one before, whose iterator then refuses to go on.
 
     Args:
         data: a map-style Dataset, or a DataLoader, which lends its dataset, collate function and worker

@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hoarfrost.recipes.loading import read_recipe as read_recipe
+    from hoarfrost.recipes.loading import recipes as recipes
+    from hoarfrost.recipes.loading import to_toml as to_toml
+    from hoarfrost.recipes.schema import Recipe as Recipe
     from hoarfrost.train.progress import Progress as Progress
     from hoarfrost.train.progress import progress_for as progress_for
-    from hoarfrost.train.reading import read_recipe as read_recipe
-    from hoarfrost.train.reading import recipes as recipes
-    from hoarfrost.train.reading import to_toml as to_toml
-    from hoarfrost.train.recipe import Recipe as Recipe
     from hoarfrost.train.running import RunResult as RunResult
     from hoarfrost.train.running import resume as resume
     from hoarfrost.train.running import run as run
@@ -19,14 +19,14 @@ __all__ = ["Progress", "Recipe", "RunResult", "progress_for", "read_recipe", "re
 # Torch takes seconds to import: it waits until something is trained, so that a wrong recipe is refused at once.
 _WHERE = {
     "Progress": "hoarfrost.train.progress",
-    "Recipe": "hoarfrost.train.recipe",
+    "Recipe": "hoarfrost.recipes.schema",
     "RunResult": "hoarfrost.train.running",
     "progress_for": "hoarfrost.train.progress",
-    "read_recipe": "hoarfrost.train.reading",
-    "recipes": "hoarfrost.train.reading",
+    "read_recipe": "hoarfrost.recipes.loading",
+    "recipes": "hoarfrost.recipes.loading",
     "resume": "hoarfrost.train.running",
     "run": "hoarfrost.train.running",
-    "to_toml": "hoarfrost.train.reading",
+    "to_toml": "hoarfrost.recipes.loading",
 }
 
 

@@ -17,10 +17,11 @@ from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
 from hoarfrost.private import make_private
+from hoarfrost.recipes import freezers, networks, optimizers, sources
+from hoarfrost.recipes.schema import LocalClip, Recipe
 from hoarfrost.run import Private
-from hoarfrost.train import fingerprint, freezers, networks, optimizers, sources, words
+from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.progress import Plan
-from hoarfrost.train.recipe import LocalClip, Recipe
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def prepare(
     )
     assert private.steps is not None  # a recipe always says how long
     private.target = asked.epsilon
-    advice = words.delta_advice(asked.delta, len(splits.train))
+    advice = formatting.delta_advice(asked.delta, len(splits.train))
     return Prepared(
         recipe=recipe,
         splits=splits,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from hoarfrost.train import words
+from hoarfrost.train import formatting
 from hoarfrost.train.loop import Average, Epoch
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class Plan:
 
     def spent(self) -> str:
         """Epsilon so far, of how much; and how much of the model is live."""
-        live = "" if self.live is None else f" · live {words.percent(self.live())}"
-        return words.spent(self.epsilon_so_far(), self.epsilon, self.seeded) + live
+        live = "" if self.live is None else f" · live {formatting.percent(self.live())}"
+        return formatting.spent(self.epsilon_so_far(), self.epsilon, self.seeded) + live
 
 
 class Progress:
@@ -88,12 +88,12 @@ class Lines(Quiet):
         self._shown = now
         plan = self._plan
         tested = "" if epoch.test_accuracy is None else (
-            f"test loss {epoch.test_loss:.3f}  test accuracy {words.percent(epoch.test_accuracy)}  "
+            f"test loss {epoch.test_loss:.3f}  test accuracy {formatting.percent(epoch.test_accuracy)}  "
         )  # fmt: skip
         left = (plan.steps - epoch.step) / epoch.steps_per_second
         self._print(
             f"epoch {epoch.number}/{plan.epochs}  step {epoch.step}/{plan.steps}  {tested}{plan.spent()}  "
-            f"{epoch.steps_per_second:.1f} steps/s  {words.duration(left)} left"
+            f"{epoch.steps_per_second:.1f} steps/s  {formatting.duration(left)} left"
         )
 
     def _print(self, text: str) -> None:
@@ -132,7 +132,7 @@ class Bar(Quiet):
 
     def epoch(self, epoch: Epoch) -> None:
         if epoch.test_accuracy is not None:
-            self._tested = words.percent(epoch.test_accuracy)
+            self._tested = formatting.percent(epoch.test_accuracy)
         self._show(epoch.step, epoch.train_loss)
         self._epoch = min(epoch.number + 1, self._plan.epochs)  # the next one
 

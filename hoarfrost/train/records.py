@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hoarfrost.budget import Gaussian, Statement, names
-from hoarfrost.train import checkpoint, fingerprint, words
+from hoarfrost.recipes.loading import to_toml
+from hoarfrost.train import checkpoint, fingerprint, formatting
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
-from hoarfrost.train.reading import to_toml
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 
@@ -94,7 +94,7 @@ class Records:
                 "epsilon": self.run.epsilon_so_far(),
                 **({} if self.run.planned.private else {"private": False}),
                 "delta": private.delta,
-                **({"seeded": words.SEEDED} if private.seeded else {}),
+                **({"seeded": formatting.SEEDED} if private.seeded else {}),
                 **({} if epoch.live is None else {"live": epoch.live}),
                 "test_loss": epoch.test_loss,
                 "test_accuracy": epoch.test_accuracy,
@@ -153,7 +153,7 @@ class Records:
         count = f"Status: {status}, {private.steps_taken} of {self.run.steps} steps{lost}."
         what = RUNNING if status == "running" else f"{count}\n{ENDED}"
         warnings = (f"Warning: {warning}" for warning in self.run.warnings)
-        return "\n\n".join([str(statement), words.meaning(statement), what, *warnings]) + "\n"
+        return "\n\n".join([str(statement), formatting.meaning(statement), what, *warnings]) + "\n"
 
     def _facts(self, status: Status) -> dict[str, Any]:
         run, private = self.run, self.run.private

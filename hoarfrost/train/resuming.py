@@ -13,12 +13,12 @@ from hoarfrost import budget
 from hoarfrost.budget._journal import Head
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.freezing import releases
+from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train import fingerprint
 from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Prepared, prepare
-from hoarfrost.train.reading import read_recipe
-from hoarfrost.train.recipe import Recipe
 from hoarfrost.train.records import checkpoints, runs_of
 
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.

@@ -12,15 +12,15 @@ from torch import nn
 
 from hoarfrost.budget import Ledger, Statement
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
-from hoarfrost.train import words
+from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.schema import Recipe
+from hoarfrost.train import formatting
 from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.interruption import Interruption
 from hoarfrost.train.loop import Average, done, train
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.progress import Progress
-from hoarfrost.train.reading import read_recipe
-from hoarfrost.train.recipe import Recipe
 from hoarfrost.train.records import Records, Status, checkpoints
 from hoarfrost.train.resuming import admitted, find, prepared, recipe_of
 
@@ -46,14 +46,14 @@ class RunResult:
         """The result in words."""
         how = "" if self.status == "completed" else f" ({self.status})"
         reached = (
-            f"test accuracy {words.percent(self.test_accuracy)} after {self.steps} of {self.steps_planned} steps in "
-            f"{words.duration(self.seconds)}{how}"
+            f"test accuracy {formatting.percent(self.test_accuracy)} after {self.steps} of {self.steps_planned} steps "
+            f"in {formatting.duration(self.seconds)}{how}"
         )
         rows = [("reached", reached)]
         if self.density is not None:
             rows.append(("live", f"{self.density:.3f} of the coordinates, over all steps (the total density)"))
-        rows += [("spent", f"{self.statement}\n{words.meaning(self.statement)}"), ("in", str(self.folder))]
-        return words.columns(rows)
+        rows += [("spent", f"{self.statement}\n{formatting.meaning(self.statement)}"), ("in", str(self.folder))]
+        return formatting.columns(rows)
 
 
 def run(

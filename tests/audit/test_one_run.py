@@ -15,9 +15,9 @@ from hoarfrost.audit.guesses import OneRunAudit, default_guesses, lower_bound
 from hoarfrost.audit.one_training import make_canaries, one_run
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Noise
+from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.train import prepare as preparing
-from hoarfrost.train.recipe import Recipe
 
 
 def chances(trials: int, p: float) -> list[float]:

@@ -17,10 +17,10 @@ from hoarfrost.cli import app
 from hoarfrost.data import Augmented
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
+from hoarfrost.recipes.loading import to_toml
 from hoarfrost.sampling.overlap import shares_data
 from hoarfrost.train import checkpoint as checkpoints
 from hoarfrost.train import read_recipe, run
-from hoarfrost.train.reading import to_toml
 from tests.support.freezing import PLAN, data, ledger, make, net, step
 
 SELECTION = budget.Gaussian(noise_multiplier=2.0)

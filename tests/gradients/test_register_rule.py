@@ -26,7 +26,7 @@ from hoarfrost.gradients.rules.fallback import FallbackRule
 from hoarfrost.gradients.rules.linear import LinearRule
 from hoarfrost.masks import resolve_mask
 from tests import oracle
-from tests.gradients.driver import announce, engine_for
+from tests.support.engines import announce, engine_for
 
 SCALE = 3.0
 

@@ -7,7 +7,8 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost.data import Splits, digits
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import networks, optimizers, recipe
+from hoarfrost.recipes import networks, optimizers
+from hoarfrost.recipes import schema as recipe
 from tests.support.recipes import tiny
 
 

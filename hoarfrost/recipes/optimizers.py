@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from hoarfrost.train import recipe
+from hoarfrost.recipes import schema
 
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -17,17 +17,17 @@ KINDS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def build(wanted: recipe.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build(wanted: schema.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The torch optimizer; the recipe's keys are its arguments.
 
-    >>> type(build(recipe.Sgd(kind="sgd", lr=0.1, momentum=0.9), [nn.Parameter(torch.zeros(2))])).__name__
+    >>> type(build(schema.Sgd(kind="sgd", lr=0.1, momentum=0.9), [nn.Parameter(torch.zeros(2))])).__name__
     'SGD'
     """
     return KINDS[wanted.kind](parameters, **wanted.model_dump(exclude={"kind"}))
 
 
 def schedule(
-    wanted: recipe.Schedule | None, optimizer: torch.optim.Optimizer, *, steps: int, sample_rate: float
+    wanted: schema.Schedule | None, optimizer: torch.optim.Optimizer, *, steps: int, sample_rate: float
 ) -> LambdaLR | None:
     """The learning rate's schedule, to be stepped once after every optimizer step."""
     if wanted is None:
@@ -35,19 +35,19 @@ def schedule(
     return LambdaLR(optimizer, lambda step: factor(wanted, step, steps, sample_rate))
 
 
-def factor(wanted: recipe.Schedule, step: int, steps: int, sample_rate: float) -> float:
+def factor(wanted: schema.Schedule, step: int, steps: int, sample_rate: float) -> float:
     """What the learning rate is multiplied by in step ``step`` (from 0) of ``steps``.
 
-    >>> [round(factor(recipe.Cosine(kind="cosine"), step, 4, 0.5), 2) for step in range(5)]
+    >>> [round(factor(schema.Cosine(kind="cosine"), step, 4, 0.5), 2) for step in range(5)]
     [1.0, 0.85, 0.5, 0.15, 0.0]
-    >>> [factor(recipe.Step(kind="step", every=1, factor=0.5), step, 4, 0.5) for step in range(5)]
+    >>> [factor(schema.Step(kind="step", every=1, factor=0.5), step, 4, 0.5) for step in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
     match wanted:
-        case recipe.Step():
+        case schema.Step():
             # Steps at rate q make step·q epochs; the margin is for floating point just below a whole number.
             return wanted.factor ** int(step * sample_rate / wanted.every + 1e-9)
-        case recipe.Cosine():
+        case schema.Cosine():
             rising = wanted.warmup * steps
             if step < rising:
                 return (step + 1) / (math.floor(rising) + 1)

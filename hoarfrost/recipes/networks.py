@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from hoarfrost import models
 from hoarfrost.data import Splits
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import recipe
+from hoarfrost.recipes import schema
 from hoarfrost.untrusted import free_memory, line
 
 MOST_PARAMETERS = 1_000_000_000
 
 
-def build(wanted: recipe.Model, splits: Splits) -> nn.Module:
+def build(wanted: schema.Model, splits: Splits) -> nn.Module:
     """The network, tried on one example: what does not fit is refused here, not in the first step.
 
     >>> from hoarfrost.data import digits
-    >>> sum(p.numel() for p in build(recipe.Mlp(name="mlp", hidden=(32,)), digits()).parameters())
+    >>> sum(p.numel() for p in build(schema.Mlp(name="mlp", hidden=(32,)), digits()).parameters())
     2410
     """
     make, of = BUILDERS[type(wanted)], (wanted, splits.shape, splits.classes)
@@ -67,11 +67,11 @@ def _check_ids(network: nn.Module, splits: Splits) -> None:
             raise InvalidValue(f"{name} holds a token id outside of the model's vocabulary, which is 0 to {last}")
 
 
-def _mlp(wanted: recipe.Mlp, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _mlp(wanted: schema.Mlp, shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *models.mlp(math.prod(shape), *wanted.hidden, classes))
 
 
-def _cnn(wanted: recipe.Cnn, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _cnn(wanted: schema.Cnn, shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3:
         raise InvalidValue(f"the model cnn takes images [channels, height, width]; examples have shape {shape}")
     inputs, height, width = shape
@@ -88,7 +88,7 @@ def _cnn(wanted: recipe.Cnn, shape: tuple[int, ...], classes: int) -> nn.Module:
 def _fixed(build: Callable[[int], nn.Module], *takes: int) -> Callable[..., nn.Module]:
     """A network whose paper fixes everything but the number of classes."""
 
-    def checked(wanted: recipe.Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def checked(wanted: schema.Model, shape: tuple[int, ...], classes: int) -> nn.Module:
         if takes and shape != takes:
             raise InvalidValue(f"the model {wanted.name} takes examples of shape {takes}, this data set has {shape}")
         return build(classes)
@@ -99,17 +99,17 @@ def _fixed(build: Callable[[int], nn.Module], *takes: int) -> Callable[..., nn.M
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "tempered_sigmoid": models.TemperedSigmoid}
 
 
-def _mnist_cnn(wanted: recipe.MnistCnn, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _mnist_cnn(wanted: schema.MnistCnn, shape: tuple[int, ...], classes: int) -> nn.Module:
     build = partial(models.mnist_cnn, activation=ACTIVATIONS[wanted.activation])
     return _fixed(build, 1, 28, 28)(wanted, shape, classes)
 
 
-BUILDERS: dict[type[recipe.Table], Callable[[Any, tuple[int, ...], int], nn.Module]] = {
-    recipe.Mlp: _mlp,
-    recipe.Cnn: _cnn,
-    recipe.TanhCnn: _fixed(models.tanh_cnn, 3, 32, 32),
-    recipe.MnistCnn: _mnist_cnn,
-    recipe.LeNet: _fixed(models.lenet, 1, 28, 28),
-    recipe.ResNet18: _fixed(models.resnet18_groupnorm, 3, 32, 32),
-    recipe.Encoder: _fixed(models.encoder),
+BUILDERS: dict[type[schema.Table], Callable[[Any, tuple[int, ...], int], nn.Module]] = {
+    schema.Mlp: _mlp,
+    schema.Cnn: _cnn,
+    schema.TanhCnn: _fixed(models.tanh_cnn, 3, 32, 32),
+    schema.MnistCnn: _mnist_cnn,
+    schema.LeNet: _fixed(models.lenet, 1, 28, 28),
+    schema.ResNet18: _fixed(models.resnet18_groupnorm, 3, 32, 32),
+    schema.Encoder: _fixed(models.encoder),
 }

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import problems
-from hoarfrost.train.recipe import ALTERNATIVES, LONGEST_NAME, Recipe
+from hoarfrost.recipes import messages
+from hoarfrost.recipes.schema import ALTERNATIVES, LONGEST_NAME, Recipe
 from hoarfrost.untrusted import line, shown, shown_path, size_of
 
-BUILT_IN = Path(__file__).parent.parent / "recipes"
+BUILT_IN = Path(__file__).parent / "builtin"
 
 LONGEST_FILE = 64 * 1024  # bytes; the longest recipe that makes sense has about two thousand
 LONGEST_LINE = 1024  # characters; the parser's time grows with the square of a dotted key's length
@@ -65,7 +65,7 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     try:
         return Recipe.model_validate(given)
     except ValidationError as error:
-        raise InvalidValue(line(f"{found.shown}: {problems.describe(error, Recipe, given)}")) from error
+        raise InvalidValue(line(f"{found.shown}: {messages.describe(error, Recipe, given)}")) from error
 
 
 def to_toml(recipe: Recipe) -> str:

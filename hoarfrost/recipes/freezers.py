@@ -8,35 +8,35 @@ from torch import Tensor, nn
 
 from hoarfrost import freezing
 from hoarfrost.errors import InvalidValue
-from hoarfrost.train import recipe, sources
+from hoarfrost.recipes import schema, sources
 from hoarfrost.untrusted import line, shown_path, size_of
 
-KINDS: dict[type[recipe.Table], type[freezing.Freezer]] = {
-    recipe.FreezeLayers: freezing.Layers,
-    recipe.FreezeRandom: freezing.Random,
-    recipe.FreezeRanked: freezing.Ranked,
-    recipe.FreezeLargest: freezing.Largest,
-    recipe.FreezeRandomTensors: freezing.RandomTensors,
+KINDS: dict[type[schema.Table], type[freezing.Freezer]] = {
+    schema.FreezeLayers: freezing.Layers,
+    schema.FreezeRandom: freezing.Random,
+    schema.FreezeRanked: freezing.Ranked,
+    schema.FreezeLargest: freezing.Largest,
+    schema.FreezeRandomTensors: freezing.RandomTensors,
 }
 
 
-def build(wanted: recipe.Freeze | None, model: nn.Module, own: recipe.Data) -> freezing.Freezer | None:
+def build(wanted: schema.Freeze | None, model: nn.Module, own: schema.Data) -> freezing.Freezer | None:
     """The freezer; the recipe's keys are its arguments. ``own`` is the recipe's data set.
 
-    >>> own = recipe.Data(name="digits")
-    >>> build(recipe.FreezeRandom(kind="random", rate=0.9, cooling=40), nn.Linear(2, 2), own).cooling
+    >>> own = schema.Data(name="digits")
+    >>> build(schema.FreezeRandom(kind="random", rate=0.9, cooling=40), nn.Linear(2, 2), own).cooling
     40
     """
     if wanted is None:
         return None
-    if isinstance(wanted, recipe.FreezePruned):
+    if isinstance(wanted, schema.FreezePruned):
         freezer = _pruned(wanted, model, own)
     else:
         freezer = KINDS[type(wanted)](**wanted.model_dump(exclude={"kind", "also"}, exclude_none=True))
     return freezer if wanted.also is None else freezer & cast(freezing.Freezer, build(wanted.also, model, own))
 
 
-def _pruned(wanted: recipe.FreezePruned, model: nn.Module, own: recipe.Data) -> freezing.Freezer:
+def _pruned(wanted: schema.FreezePruned, model: nn.Module, own: schema.Data) -> freezing.Freezer:
     if wanted.public == own.name and wanted.private:
         raise InvalidValue(
             f"freeze.public is the private data set {own.name} itself: what is pruned would tell about it. Name public "

@@ -1,13 +1,13 @@
 """A recipe's data, brought to the scale that it asks for."""
 
 from hoarfrost import data
-from hoarfrost.train import recipe
+from hoarfrost.recipes import schema
 
 
-def load(source: recipe.Data) -> data.Splits:
+def load(source: schema.Data) -> data.Splits:
     """The recipe's data set.
 
-    >>> load(recipe.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
+    >>> load(schema.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
     2.0
     """
     if source.path is not None:
@@ -16,11 +16,11 @@ def load(source: recipe.Data) -> data.Splits:
     return public(source.name, source)
 
 
-def public(name: str, like: recipe.Data) -> data.Splits:
+def public(name: str, like: schema.Data) -> data.Splits:
     """A known data set on the scale of the recipe's own: a model is to see both alike."""
     return _scaled(data.load(name), like)
 
 
-def _scaled(splits: data.Splits, source: recipe.Data) -> data.Splits:
+def _scaled(splits: data.Splits, source: schema.Data) -> data.Splits:
     as_it_is = (source.mean, source.std) == ((0.0,), (1.0,))
     return splits if as_it_is else splits.scaled(source.mean, source.std)

@@ -85,12 +85,12 @@ def train(
         stop: asked after every optimizer step; if it says so, the epoch ends there and is the last one.
     """
     model, optimizer, loader = private
-    switch = private.optimizer.switch
+    controller = private.optimizer.controller
     begin, paused, first = time.perf_counter(), 0.0, private.steps_taken
     stopped = stop()
     while not stopped and not done(private):
         average = Average.on(device)
-        first_of_epoch, shares = private.steps_taken, 0.0 if switch is None else switch.shares
+        first_of_epoch, shares = private.steps_taken, 0.0 if controller is None else controller.live_shares
         model.train()
         for x, y in loader:
             x, y = x.to(device), y.to(device)
@@ -123,7 +123,9 @@ def train(
             train_accuracy=average.accuracy,
             test_loss=tested[0],
             test_accuracy=tested[1],
-            live=None if switch is None else (switch.shares - shares) / (private.steps_taken - first_of_epoch),
+            live=None
+            if controller is None
+            else (controller.live_shares - shares) / (private.steps_taken - first_of_epoch),
         )
 
 

@@ -10,18 +10,21 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
 from hoarfrost.clipping import Clipper, Local
+from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
-from hoarfrost.private import make_private
+from hoarfrost.private import assemble, planned_releases, trained_parameters
 from hoarfrost.recipes import freezers, networks, optimizers, sources
 from hoarfrost.recipes.schema import LocalClip, Recipe
 from hoarfrost.run import Private
 from hoarfrost.train import fingerprint, formatting
-from hoarfrost.train.progress import Plan
+from hoarfrost.train.progress import Overview
 
 
 @dataclass(frozen=True)
@@ -34,29 +37,29 @@ class Prepared:
     private: Private
     scheduler: LRScheduler | None
     device: torch.device
-    steps: int  # that the weights shall have behind them in the end
     warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps the weights were planned to have in the end."""
+        assert self.private.plan.steps is not None  # a recipe always says how long
+        return self.private.plan.steps
 
     @cached_property
     def planned(self) -> budget.Statement:
         """What it will have cost in the end, with all that was spent before."""
-        private = self.private
-        assert private.steps is not None
-        everything = private.charged + private.steps - private.steps_taken
-        own = private.loader.poisson.event(private.noise_multiplier, everything)
-        events = (*private.earlier.values(), own, *private.freezer_events())
-        return budget.Statement.of(events, private.delta, private.accountant, seeded=private.seeded)
+        return self.private.account.planned()
 
     @cached_property
     def _readout(self) -> budget.Readout:
-        private = self.private
+        plan = self.private.plan
         return budget.Readout(
-            noise_multiplier=private.noise_multiplier,
-            sample_rate=private.sample_rate,
-            delta=private.delta,
+            noise_multiplier=plan.noise_multiplier,
+            sample_rate=plan.sample_rate,
+            delta=plan.delta,
             # The readout's bound on the whole plan is PLD's. Where RDP was asked for, the display shall agree with it.
-            planned=self.steps if private.accountant == "pld" else None,
-            before=(*private.earlier.values(), *private.freezer_events()),
+            planned=plan.steps if plan.accountant == "pld" else None,
+            before=self.private.account.before_this_run(),
         )
 
     def epsilon_so_far(self) -> float:
@@ -66,20 +69,20 @@ class Prepared:
     @property
     def density(self) -> float | None:
         """The share of the coordinates that were live, over all steps so far; None where nothing is frozen."""
-        switch, steps = self.private.optimizer.switch, self.private.steps_taken
-        return None if switch is None or steps == 0 else switch.shares / steps
+        controller, steps = self.private.optimizer.controller, self.private.steps_taken
+        return None if controller is None or steps == 0 else controller.live_shares / steps
 
     @property
     def parameters(self) -> int:
         """How many numbers the model has."""
         return sum(p.numel() for p in self.private.model.parameters())
 
-    def plan(self) -> Plan:
+    def overview(self) -> Overview:
         """What is shown of it."""
         private, recipe = self.private, self.recipe
         assert private.steps is not None
-        switch = private.optimizer.switch
-        return Plan(
+        controller = private.optimizer.controller
+        return Overview(
             headline=(
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
@@ -93,13 +96,13 @@ class Prepared:
             seeded=private.seeded,
             done=private.steps_taken,
             epoch=private.loader.epoch + 1,
-            live=None if switch is None else lambda: switch.share,
+            live=None if controller is None else lambda: controller.live_share,
         )
 
     def _resumed(self) -> str:
         """What a restart has cost."""
         private = self.private
-        charged = sum(event.steps for event in private.spent().values())
+        charged = private.account.charged_in_all
         if charged == 0:
             return ""
         text = f"\nresumed after {private.steps_taken} steps"
@@ -110,53 +113,87 @@ class Prepared:
         return text
 
 
-def prepare(
-    recipe: Recipe,
-    device: torch.device,
-    *,
-    noise_multiplier: float | None = None,
-    splits: data.Splits | None = None,
-    freezer: Freezer | None = None,
-) -> Prepared:
-    """Loads the data, calibrates the noise and builds the freezer, unless they are given; builds the model."""
-    asked = recipe.privacy
-    splits = splits or sources.load(recipe.data)
-    model = networks.build(recipe.model, splits).to(device)
-    if recipe.loop.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    private = make_private(
-        model,
-        optimizers.build(recipe.optimizer, model.parameters()),
-        _examples(recipe, splits),
-        delta=asked.delta,
-        batch_size=asked.batch_size,
-        sample_rate=asked.sample_rate,
-        epochs=asked.epochs,
-        steps=asked.steps,
-        epsilon=asked.epsilon if noise_multiplier is None else None,
-        noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
-        clip=_clipper(recipe.clip),
-        freeze=freezer or freezers.build(recipe.freeze, model, recipe.data),
-        max_physical_batch=recipe.loop.max_physical_batch,
-        views=recipe.loop.views,
-        accountant=asked.accountant,
-        seed=asked.seed,
-    )
-    assert private.steps is not None  # a recipe always says how long
-    private.target = asked.epsilon
-    advice = formatting.delta_advice(asked.delta, len(splits.train))
-    return Prepared(
-        recipe=recipe,
-        splits=splits,
-        digest=fingerprint.digest(splits.train),
-        private=private,
-        scheduler=optimizers.schedule(
-            recipe.schedule, private.optimizer, steps=private.steps, sample_rate=private.sample_rate
-        ),
-        device=device,
-        steps=private.steps,
-        warnings=() if advice is None else (advice,),
-    )
+@dataclass(frozen=True)
+class Parts:
+    """What a recipe's run is made of, before it is decided what it releases."""
+
+    recipe: Recipe
+    splits: data.Splits
+    device: torch.device
+    model: nn.Module
+    optimizer: Optimizer
+    examples: Any  # the training data, augmented if the recipe says so
+    freezer: Freezer | None
+    digest: bytes  # of the training data; private
+
+    @classmethod
+    def build(cls, recipe: Recipe, device: torch.device) -> Parts:
+        """Loads the data, and builds model, optimizer and freezer."""
+        splits = sources.load(recipe.data)
+        model = networks.build(recipe.model, splits).to(device)
+        if recipe.loop.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return cls(
+            recipe=recipe,
+            splits=splits,
+            device=device,
+            model=model,
+            optimizer=optimizers.build(recipe.optimizer, model.parameters()),
+            examples=_examples(recipe, splits),
+            freezer=freezers.build(recipe.freeze, model, recipe.data),
+            digest=fingerprint.digest(splits.train),
+        )
+
+    def solve(self, **changes: Any) -> budget.Plan:
+        """The plan that the recipe asks for; ``changes`` replace arguments of `Plan.solve`."""
+        asked = self.recipe.privacy
+        size = len(self.splits.train)
+        rate = rate_of(size, asked.batch_size, asked.sample_rate)
+        settings: dict[str, Any] = {
+            "size": size,
+            "sample_rate": rate,
+            "delta": asked.delta,
+            "epochs": asked.epochs,
+            "steps": asked.steps,
+            "epsilon": asked.epsilon,
+            "noise_multiplier": asked.noise_multiplier,
+            "accountant": asked.accountant,
+            "releases": self.releases(rate),
+        }
+        return budget.Plan.solve(**settings | changes)
+
+    def releases(self, sample_rate: float) -> tuple[budget.PlannedRelease, ...]:
+        """What the freezer will release in addition to the steps."""
+        parameters = trained_parameters(self.model, self.optimizer)
+        return planned_releases(self.freezer, self.examples, self.model, parameters, sample_rate)
+
+    def prepare(self, plan: budget.Plan) -> Prepared:
+        """The run that follows the plan."""
+        recipe = self.recipe
+        private = assemble(
+            self.model,
+            self.optimizer,
+            self.examples,
+            plan,
+            clip=_clipper(recipe.clip),
+            freeze=self.freezer,
+            max_physical_batch=recipe.loop.max_physical_batch,
+            views=recipe.loop.views,
+            seed=recipe.privacy.seed,
+        )
+        assert plan.steps is not None  # a recipe always says how long
+        advice = formatting.delta_advice(plan.delta, plan.size)
+        return Prepared(
+            recipe=recipe,
+            splits=self.splits,
+            digest=self.digest,
+            private=private,
+            scheduler=optimizers.schedule(
+                recipe.schedule, private.optimizer, steps=plan.steps, sample_rate=plan.sample_rate
+            ),
+            device=self.device,
+            warnings=() if advice is None else (advice,),
+        )
 
 
 def device_for(wanted: str | torch.device | None) -> torch.device:

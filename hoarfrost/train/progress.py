@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Overview:
     """What the run is going to do, as far as showing it needs to know."""
 
     headline: str
@@ -44,7 +44,7 @@ class Progress:
         """Something that the user should know and that does not stop the run."""
         warnings.warn(text, stacklevel=3)
 
-    def start(self, plan: Plan) -> None:
+    def start(self, overview: Overview) -> None:
         """Training begins."""
 
     def step(self, steps: int, average: Average) -> None:
@@ -77,22 +77,22 @@ class Lines(Quiet):
         self._out = out or sys.stdout
         self._shown = -self.INTERVAL
 
-    def start(self, plan: Plan) -> None:
-        self._plan = plan
-        self._print(plan.headline)
+    def start(self, overview: Overview) -> None:
+        self._overview = overview
+        self._print(overview.headline)
 
     def epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
-        if now - self._shown < self.INTERVAL and epoch.step < self._plan.steps:
+        if now - self._shown < self.INTERVAL and epoch.step < self._overview.steps:
             return
         self._shown = now
-        plan = self._plan
+        overview = self._overview
         tested = "" if epoch.test_accuracy is None else (
             f"test loss {epoch.test_loss:.3f}  test accuracy {formatting.percent(epoch.test_accuracy)}  "
         )  # fmt: skip
-        left = (plan.steps - epoch.step) / epoch.steps_per_second
+        left = (overview.steps - epoch.step) / epoch.steps_per_second
         self._print(
-            f"epoch {epoch.number}/{plan.epochs}  step {epoch.step}/{plan.steps}  {tested}{plan.spent()}  "
+            f"epoch {epoch.number}/{overview.epochs}  step {epoch.step}/{overview.steps}  {tested}{overview.spent()}  "
             f"{epoch.steps_per_second:.1f} steps/s  {formatting.duration(left)} left"
         )
 
@@ -112,20 +112,24 @@ class Bar(Quiet):
         self._epoch = 1
         self._next = 0.0
 
-    def start(self, plan: Plan) -> None:
+    def start(self, overview: Overview) -> None:
         from hoarfrost.train.bar import make_bar
 
-        self._plan, self._epoch = plan, plan.epoch
-        print(plan.headline, flush=True)
+        self._overview, self._epoch = overview, overview.epoch
+        print(overview.headline, flush=True)
         self._rich = make_bar()
         self._rich.start()
         self._task = self._rich.add_task(
-            "", total=plan.steps, completed=plan.done, epoch=f"epoch {plan.epoch}/{plan.epochs}", figures=""
+            "",
+            total=overview.steps,
+            completed=overview.done,
+            epoch=f"epoch {overview.epoch}/{overview.epochs}",
+            figures="",
         )
 
     def step(self, steps: int, average: Average) -> None:
         now = time.monotonic()
-        if now < self._next and steps < self._plan.steps:
+        if now < self._next and steps < self._overview.steps:
             return
         self._next = now + self.REFRESH
         self._show(steps, average.loss)
@@ -134,7 +138,7 @@ class Bar(Quiet):
         if epoch.test_accuracy is not None:
             self._tested = formatting.percent(epoch.test_accuracy)
         self._show(epoch.step, epoch.train_loss)
-        self._epoch = min(epoch.number + 1, self._plan.epochs)  # the next one
+        self._epoch = min(epoch.number + 1, self._overview.epochs)  # the next one
 
     def warn(self, text: str) -> None:
         if self._rich is None:
@@ -154,8 +158,8 @@ class Bar(Quiet):
         self._rich.update(
             self._task,
             completed=steps,
-            epoch=f"epoch {self._epoch}/{self._plan.epochs}",
-            figures=f"train loss {loss} · test accuracy {self._tested} · {self._plan.spent()}",
+            epoch=f"epoch {self._epoch}/{self._overview.epochs}",
+            figures=f"train loss {loss} · test accuracy {self._tested} · {self._overview.spent()}",
         )
 
 

@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from hoarfrost.budget import Gaussian, Statement, names
+from hoarfrost import checkpoint
+from hoarfrost.budget import Gaussian, Statement
 from hoarfrost.recipes.loading import to_toml
-from hoarfrost.train import checkpoint, fingerprint, formatting
+from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
@@ -75,6 +76,7 @@ class Records:
             "recipe": run.recipe.model_dump(mode="json"),
             "noise_multiplier": private.noise_multiplier,
             "sample_rate": private.sample_rate,
+            "releases": [release.event.as_dict() for release in private.plan.releases],
         }
         path = self.folder.path / "checkpoints" / f"step-{private.steps_taken:08}.safetensors"
         checkpoint.save(path, private, scheduler=run.scheduler, facts=facts)
@@ -148,7 +150,7 @@ class Records:
 
     def _budget_in_words(self, status: Status, statement: Statement) -> str:
         private = self.run.private
-        charged = sum(event.steps for event in private.spent().values())
+        charged = private.account.charged_in_all
         lost = "" if charged == private.steps_taken else f" ({charged} charged: the others were lost in a restart)"
         count = f"Status: {status}, {private.steps_taken} of {self.run.steps} steps{lost}."
         what = RUNNING if status == "running" else f"{count}\n{ENDED}"
@@ -164,7 +166,7 @@ class Records:
             "seconds": round(self.seconds, 3),
             "steps_planned": run.steps,
             "steps_taken": private.steps_taken,
-            "steps_charged": sum(event.steps for event in private.spent().values()),
+            "steps_charged": private.account.charged_in_all,
             "noise_multiplier": private.noise_multiplier,
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,
@@ -179,7 +181,7 @@ class Records:
             "seeded": private.seeded,
             "ledger": None if private.allowance is None else str(private.allowance.ledger.path),
             "run": private.run,
-            "runs": sorted({private.run, *names(private.spent()), *runs_of(self.folder.path)}),
+            "runs": sorted({private.run, *runs_of(self.folder.path)}),
             "device": str(run.device),
             "warnings": list(run.warnings),
             "versions": _versions(),

@@ -11,14 +11,14 @@ import torch
 
 from hoarfrost import budget
 from hoarfrost.budget._journal import Head
+from hoarfrost.budget.events import from_dict
+from hoarfrost.checkpoint import Checkpoint
 from hoarfrost.errors import BudgetSpent, InvalidValue
-from hoarfrost.freezing import releases
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train import fingerprint
-from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
-from hoarfrost.train.prepare import Prepared, prepare
+from hoarfrost.train.prepare import Parts, Prepared
 from hoarfrost.train.records import checkpoints, runs_of
 
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.
@@ -50,7 +50,7 @@ def recipe_of(folder: RunFolder, overrides: Iterable[str]) -> Recipe:
     return read_recipe(folder.path / "recipe.toml", overrides, root="/")
 
 
-def prepared(
+def resumed(
     recipe: Recipe,
     device: torch.device,
     folder: RunFolder,
@@ -68,97 +68,76 @@ def prepared(
     try:
         before = Recipe.model_validate(saved.facts["recipe"], strict=False)
         noise, rate = float(saved.facts["noise_multiplier"]), float(saved.facts["sample_rate"])
+        releases = [from_dict(event) for event in saved.facts["releases"]]
         assert saved.ledger is not None  # running has opened it
         old = saved.ledger["run"]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"the checkpoint {saved.path} was not made by `hoarfrost train`") from error
+    parts = Parts.build(recipe, device)
     changed = _changes(before, recipe)
-    run = prepare(recipe, device, noise_multiplier=noise if before.privacy == recipe.privacy else None)
-    if not fingerprint.same(folder.path, run.digest):
+    if not fingerprint.same(folder.path, parts.digest):
         changed[DATA] = "not the training data that the run began with"
     changed.pop("data.path", None)  # a file may be moved: what is in it counts
     _refuse(changed, accept)
 
-    private = run.private
-    behind = spent_in(folder, saved, ledger)
-    same_charge = DATA not in changed and (private.noise_multiplier, private.sample_rate) == (noise, rate)
-    released = releases.together(private.freezer_releases(), saved.released)
-    if recipe.privacy.epsilon is not None and set(released) != set(saved.released):
-        same_charge = False  # the noise was not calibrated for what this freezer releases
+    spent = charged_in(folder, saved, ledger)
+    calibrated, taken = recipe.privacy.epsilon is not None, saved.steps_taken
+    # The noise is read back, not calibrated anew: another version of an accountant may find another one.
+    plan = parts.solve() if before.privacy != recipe.privacy else parts.solve(epsilon=None, noise_multiplier=noise)
+    plan = replace(plan, epsilon=recipe.privacy.epsilon)
+    same = DATA not in changed and (plan.noise_multiplier, plan.sample_rate) == (noise, rate)
+    if calibrated and [release.event for release in plan.releases] != releases:
+        same = False  # the noise was not calibrated for what this freezer releases
     entry = ledger.find(old)
-    goes_on = entry is not None and same_charge and not entry.closed
-    rest = run.steps - saved.steps_taken
+    goes_on = entry is not None and same and not entry.closed
     if not goes_on:
-        if rest < 1:
-            raise InvalidValue(f"all {run.steps} steps of this run are taken: nothing is left to do")
-        if recipe.privacy.epsilon is not None and same_charge:
-            rest = min(rest, _left_of_the_plan(run, behind))
-        elif recipe.privacy.epsilon is not None:
-            costs = (*behind.values(), *releases.protected(released.values()))
-            more = _noise_for_the_rest(recipe, private.sample_rate, rest, costs)
-            switch = private.optimizer.switch
-            freezer = None if switch is None else switch.freezer
-            run = prepare(recipe, device, noise_multiplier=more, splits=run.splits, freezer=freezer)
-            private = run.private
-    # What does not fit is refused here, before the ledger changes; and what was lost counts, whatever follows.
-    saved.restore(private, run.scheduler, also=behind)
-    others = [name for name in budget.names(behind) if name != old or not goes_on]
+        assert plan.steps is not None  # a recipe always says how long
+        if plan.steps <= taken:
+            raise InvalidValue(f"all {plan.steps} steps of this run are taken: nothing is left to do")
+        if calibrated and same:
+            _refuse_ended(plan, spent)
+        elif calibrated:
+            plan = parts.solve(taken=taken, spent=(*spent.values(), *saved.account.releases.values()))
+    run = parts.prepare(plan)
+    # What does not fit is refused here, before the ledger changes.
+    saved.restore(run.private, run.scheduler, also=spent)
+    others = [
+        e.run for e in map(ledger.with_id, spent) if e is not None and not e.closed and (e.run != old or not goes_on)
+    ]
     if goes_on:
-        private.draw_on(ledger.resume(old, ahead=recipe.loop.reserve_ahead))
+        run.private.account.attach(ledger.resume(old, ahead=recipe.loop.reserve_ahead))
         for name in others:
-            if (other := ledger.find(name)) is not None and not other.closed:
-                ledger.close(name)
+            ledger.close(name)
     else:
-        private.draw_on(admitted(run, ledger, steps=rest, new_data=DATA in changed, instead_of=others), new=True)
-    private.restore(steps_taken=saved.steps_taken, position=saved.position, spent=behind, released=saved.released)
+        attach(run, ledger, new_data=DATA in changed, instead_of=others)
+    run.private.account.replace_lost_steps()
     return run
 
 
-def spent_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> budget.Spending:
-    """What was ever spent in a run folder: also on weights that were given up for an older checkpoint's."""
-    ours = {*budget.names(saved.spent), *runs_of(folder.path)}
+def charged_in(folder: RunFolder, saved: Checkpoint, ledger: budget.Ledger) -> budget.Counters:
+    """The steps ever charged in a run folder: also for weights that were given up for an older checkpoint's."""
     own = ledger.path.resolve().parent == folder.path.resolve()
-    known = {run: event for run, event in ledger.spending().items() if own or run.name in ours}
-    return budget.merged(saved.spent, known)
+    ours = {*saved.account.counters, *(entry.id for entry in map(ledger.find, runs_of(folder.path)) if entry)}
+    known = {e.id: e.spent for e in ledger.entries if e.owner is None and (own or e.id in ours)}
+    return {**saved.account.counters, **known}
 
 
-def _left_of_the_plan(run: Prepared, behind: budget.Spending) -> int:
-    """How many steps a calibrated run that was closed has left: its noise was chosen for all of them, and no more."""
-    step = run.private.loader.poisson.event(run.private.noise_multiplier, 1)
-    used = sum(event.steps for event in behind.values())
-    if used >= run.steps or any(replace(event, steps=1) != step for event in behind.values() if event.steps):
+def _refuse_ended(plan: budget.Plan, spent: budget.Counters) -> None:
+    """A calibrated run that was closed has the steps left that its noise was chosen for and no one was charged for."""
+    assert plan.steps is not None
+    used = sum(event.steps for event in spent.values())
+    if used >= plan.steps or any(replace(event, steps=1) != plan.event(1) for event in spent.values() if event.steps):
         raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
-    return run.steps - used
 
 
-def admitted(
-    run: Prepared,
-    ledger: budget.Ledger,
-    *,
-    steps: int | None = None,
-    what: str = "",
-    new_data: bool = False,
-    instead_of: Collection[str] = (),
-) -> budget.Allowance:
-    """Asks the ledger for the run's steps, or for so many of them."""
-    private = run.private
-    return ledger.admit(
-        private.loader.poisson.event(private.noise_multiplier, steps or run.steps),
-        run=f"{run.recipe.name}-{private.run[:6]}",
-        what=what or f"training {run.recipe.name}",
-        seeded=private.seeded,
-        data=ledger.fingerprint(run.digest),
-        new_data=new_data,
-        ahead=run.recipe.loop.reserve_ahead,
-        instead_of=instead_of,
-    )
-
-
-def _noise_for_the_rest(recipe: Recipe, sample_rate: float, rest: int, behind: Collection[budget.Gaussian]) -> float:
-    """The noise with which the rest of the run stays within epsilon, together with all that was spent on it before."""
-    asked = recipe.privacy
-    assert asked.epsilon is not None
-    return budget.noise_multiplier(asked.epsilon, asked.delta, sample_rate, rest, asked.accountant, after=behind)
+def attach(run: Prepared, ledger: budget.Ledger, *, new_data: bool = False, instead_of: Collection[str] = ()) -> None:
+    """Asks the ledger for the run's steps."""
+    account = run.private.account
+    account.run = f"{run.recipe.name}-{account.run[:6]}"
+    account.attach(
+        ledger, what=f"training {run.recipe.name}", data=ledger.fingerprint(run.digest), new_data=new_data,
+        ahead=run.recipe.loop.reserve_ahead, instead_of=instead_of,
+    )  # fmt: skip
 
 
 def _changes(before: Recipe, now: Recipe) -> dict[str, str]:

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from hoarfrost.budget import Ledger, Statement
+from hoarfrost.checkpoint import Checkpoint
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train import formatting
-from hoarfrost.train.checkpoint import Checkpoint
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.interruption import Interruption
 from hoarfrost.train.loop import Average, done, train
-from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
+from hoarfrost.train.prepare import Parts, Prepared, device_for, surroundings
 from hoarfrost.train.progress import Progress
 from hoarfrost.train.records import Records, Status, checkpoints
-from hoarfrost.train.resuming import admitted, find, prepared, recipe_of
+from hoarfrost.train.resuming import attach, find, recipe_of, resumed
 
 LEDGER = "ledger.jsonl"
 
@@ -99,17 +99,17 @@ def run(
         recipe = read_recipe(recipe)
     folder = RunFolder.named(recipe.name) if out is None else RunFolder(Path(out).expanduser())
     with surroundings(recipe):
-        prepared = prepare(recipe, device_for(device))
+        parts = Parts.build(recipe, device_for(device))
+        prepared = parts.prepare(parts.solve())
         if ledger is not None:
-            shared = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
-            prepared.private.draw_on(admitted(prepared, shared), new=True)
+            attach(prepared, ledger if isinstance(ledger, Ledger) else Ledger(ledger))
         records = Records(prepared, folder)
 
         def begin(stack: ExitStack) -> None:
             folder.create()
             stack.enter_context(folder.locked())
             if ledger is None:
-                prepared.private.draw_on(admitted(prepared, _own_ledger(prepared, folder)), new=True)
+                attach(prepared, _own_ledger(prepared, folder))
             records.open()
 
         return _run(prepared, records, progress or Progress(), begin)
@@ -144,7 +144,7 @@ def resume(
         books = _ledger_of(folder, saved, ledger)
         accepted = {*accept, *(override.partition("=")[0].strip() for override in overrides)}
         with surroundings(recipe):
-            run = prepared(recipe, device_for(device), folder, saved, accept=accepted, ledger=books)
+            run = resumed(recipe, device_for(device), folder, saved, accept=accepted, ledger=books)
             if done(run.private):
                 raise BudgetSpent(
                     f"nothing is left of this run's budget: {run.private.charged} of {run.steps} steps are charged, "
@@ -167,7 +167,7 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         interruption = stack.enter_context(Interruption())
         try:
             begin(stack)
-            progress.start(run.plan())
+            progress.start(run.overview())
             for epoch in train(
                 private,
                 run.splits.test,
@@ -182,8 +182,8 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
             interruption.patient = True
             status: Status = "completed" if done(private) else "interrupted"
             records.checkpoint()
-            if status == "completed" and private.allowance is not None:
-                private.allowance.close()
+            if status == "completed":
+                private.account.close()
             statement = records.close(status)
         except BaseException as error:
             interruption.patient = True
@@ -209,9 +209,8 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
 def _end_early(error: BaseException, records: Records) -> None:
     """Leaves the folder as it can be left; what an error says about the data does not get out of it."""
     private, folder = records.run.private, records.folder
-    unused = private.allowance is not None and private.allowance.entry.reserved == 0
-    if unused and private.allowance is not None and not private.allowance.entry.closed:
-        private.allowance.close()
+    if private.charged == 0:
+        private.account.close()
     if folder.new and private.charged == 0:
         folder.remove()
         return

@@ -10,8 +10,8 @@ from itertools import product, starmap
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
-from hoarfrost.audit.release import StepAudit, step
-from hoarfrost.audit.rig import OptimizerFactory
+from hoarfrost.audit.harness import OptimizerFactory
+from hoarfrost.audit.step_audit import StepAudit, step
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.freezing import Layers, Random, RandomTensors
 

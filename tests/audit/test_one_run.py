@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hoarfrost import budget, data
-from hoarfrost.audit import one_training as module
-from hoarfrost.audit.guesses import OneRunAudit, default_guesses, lower_bound
-from hoarfrost.audit.one_training import make_canaries, one_run
+from hoarfrost.audit import one_run_audit as module
+from hoarfrost.audit.one_run_audit import make_canaries, one_run
+from hoarfrost.audit.one_run_bound import OneRunAudit, default_guesses, lower_bound
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Noise
 from hoarfrost.run import Private

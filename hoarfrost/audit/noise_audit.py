@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
-from hoarfrost.audit import whiteness
+from hoarfrost.audit import gaussianity
 from hoarfrost.audit.canaries import Freezing
-from hoarfrost.audit.neighbours import Still
+from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.private import make_private
@@ -71,7 +71,7 @@ def noise(
     audited = copy.deepcopy(model).to(device)
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
-        audited, Still(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
+        audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
         noise_multiplier=1.0, delta=0.5, clip=clip, **freeze.options(audited),
     )  # fmt: skip
     std = math.hypot(*clip.sensitivity)
@@ -90,7 +90,7 @@ def noise(
         parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad) for p in named.values()]
         seen.append(torch.cat(parts).double().cpu().numpy())
     release = np.stack(seen)
-    faults = list(whiteness.faults(release, np.broadcast_to(live, release.shape), names))
+    faults = list(gaussianity.faults(release, np.broadcast_to(live, release.shape), names))
     if release[:, ~live].any():
         faults.append("frozen coordinates get a gradient, or noise")
     return NoiseAudit(

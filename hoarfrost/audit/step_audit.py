@@ -11,10 +11,10 @@ import torch
 from torch.optim import SGD
 
 from hoarfrost import budget, validate
-from hoarfrost.audit import whiteness
+from hoarfrost.audit import gaussianity
 from hoarfrost.audit.canaries import Freezing
+from hoarfrost.audit.harness import OptimizerFactory, StepHarness
 from hoarfrost.audit.result import ALPHA, Audit
-from hoarfrost.audit.rig import OptimizerFactory, Rig
 from hoarfrost.audit.statistics import gaussian_epsilon, mu_lower, rate_upper
 from hoarfrost.clipping import Clipper, Local
 
@@ -102,7 +102,7 @@ def step(
     validate.probability(delta=delta)
     validate.rate(sample_rate=sample_rate)
     validate.whole(steps=steps, canaries=canaries, rounds=rounds)
-    rig = Rig(
+    rig = StepHarness(
         clip,
         optimizer,
         freeze,
@@ -129,7 +129,7 @@ def step(
     live = torch.stack([s.live for s in seen]).cpu().numpy()
     alarms = [
         *_exceeded(result),
-        *whiteness.faults(noise, live, rig.coordinates),
+        *gaussianity.faults(noise, live, rig.coordinates),
         *dict.fromkeys(fault for s in seen for fault in s.faults),
     ]
     return StepAudit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hoarfrost import validate
 from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, loudest, total_sensitivity
+from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
@@ -181,7 +181,7 @@ def _clipped_sums(
     examples = Examples(torch.stack(neighbours.rows).to(device))
     # Far more examples are expected than there are in any batch, so that a division by their own number would show.
     private = make_private(
-        model, Still(model.parameters()), examples.loader(), sample_rate=1.0, noise_multiplier=0.0,
+        model, NoOpOptimizer(model.parameters()), examples.loader(), sample_rate=1.0, noise_multiplier=0.0,
         delta=0.5, clip=clip, **options,
     )  # fmt: skip
     poisson = private.loader.poisson
@@ -200,16 +200,6 @@ def _clipped_sums(
                 parts[group_of[name]].append(p.grad.flatten().double() * private.expected_batch)
         sums[batch] = [torch.cat(part) if part else torch.zeros(0) for part in parts]
     return sums
-
-
-class Still(Optimizer):
-    """Leaves the weights alone, so that all batches meet the same. (Even a rate of 0 would not: 0 x inf is NaN.)"""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]):
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hoarfrost import budget, data
-from hoarfrost.audit.guesses import OneRunAudit, check_counts, default_guesses
+from hoarfrost.audit.one_run_bound import OneRunAudit, check_counts, default_guesses
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling import Poisson

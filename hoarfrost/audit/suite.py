@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hoarfrost.audit.accounts import books, facts
-from hoarfrost.audit.batches import enough, sampling
-from hoarfrost.audit.blank import noise
 from hoarfrost.audit.canaries import ByFreezer, Freezing, InOneStep
-from hoarfrost.audit.neighbours import sensitivity
-from hoarfrost.audit.one_training import one_run
-from hoarfrost.audit.release import step
+from hoarfrost.audit.ledger_audit import facts
+from hoarfrost.audit.ledger_audit import ledger as audit_ledger
+from hoarfrost.audit.noise_audit import noise
+from hoarfrost.audit.one_run_audit import one_run
 from hoarfrost.audit.result import Audit
+from hoarfrost.audit.sampling_audit import enough, sampling
+from hoarfrost.audit.sensitivity_audit import sensitivity
+from hoarfrost.audit.step_audit import step
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import networks, optimizers
@@ -44,7 +45,7 @@ class Subject:
         return cls(read_recipe(folder / "recipe.toml", root="/" if root is None else root), folder)
 
 
-def everything(
+def run_suite(
     subject: Subject,
     *,
     key: bytes | None = None,
@@ -52,7 +53,7 @@ def everything(
     ledger: Ledger | None = None,
     device: str | torch.device | None = None,
 ) -> Iterator[Audit]:
-    """Audits one after the other: books (of a run), sampling, sensitivity, step, and a whole training if asked for.
+    """Audits one after the other: ledger (of a run), sampling, sensitivity, step, and a whole training if asked for.
 
     Args:
         key: the ledger's, if it has one.
@@ -62,7 +63,7 @@ def everything(
     recipe = subject.recipe
     multiplier = None
     if subject.folder is not None:
-        yield books(subject.folder, key)
+        yield audit_ledger(subject.folder, key)
         multiplier = facts(subject.folder, "run.json").get("noise_multiplier")
         if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
             raise InvalidValue(f"{subject.folder / 'run.json'} does not say how much noise there was")

@@ -19,10 +19,10 @@ MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class BooksAudit(Audit):
+class LedgerAudit(Audit):
     """What a run states it spent, beside what its ledger says."""
 
-    kind: ClassVar[str] = "books"
+    kind: ClassVar[str] = "ledger"
 
     run: str
     stated_steps: int
@@ -34,13 +34,13 @@ class BooksAudit(Audit):
     def figures(self) -> tuple[str, ...]:
         stated = "not private" if self.stated_epsilon is None else f"ε {self.stated_epsilon:.4g}"
         return (
-            f"books: {self.stated_steps} steps stated, {self.charged_steps} in the ledger, {self.released_steps} of "
-            "them released",
+            f"ledger audit: {self.stated_steps} steps stated, {self.charged_steps} in the ledger, "
+            f"{self.released_steps} of them released",
             f"{stated} stated; the other accountant says {self.second_epsilon:.4g}",
         )
 
 
-def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
+def ledger(folder: str | Path, key: bytes | None = None) -> LedgerAudit:
     """Checks the ledger's chain, and the run's statement against it.
 
     Guarantees:
@@ -53,22 +53,22 @@ def books(folder: str | Path, key: bytes | None = None) -> BooksAudit:
     try:
         releases = tuple(map(from_dict, stated["releases"]))
         own = folder / "ledger.jsonl"
-        ledger = Ledger(own if own.exists() else run["ledger"], key)
+        journal = Ledger(own if own.exists() else run["ledger"], key)
         name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
         # In a ledger of its own, everything is the folder's: also what was given up for an older checkpoint.
         # What a freezer released stands in it beside the run.
-        ours = [entry for entry in ledger.entries if own.exists() or entry.owner in run["runs"]]
+        ours = [entry for entry in journal.entries if own.exists() or entry.owner in run["runs"]]
         named = [entry for entry in ours if not entry.beside]
         taken, reserved = int(run["steps_taken"]), sum(entry.reserved for entry in named)
         alarms = [f"the run took {taken} steps, and its ledger knows of {reserved}"] if reserved < taken else []
-        alarms += _disagreements(ledger, stated, releases, ours)
+        alarms += _disagreements(journal, stated, releases, ours)
         cost = epsilon(releases, delta, accountant)
         other = epsilon(releases, delta, "rdp" if accountant == "pld" else "pld")
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidValue(f"{folder} does not hold a run's books as `hoarfrost train` leaves them") from error
     if claimed is not None and not claimed >= cost * (1 - 1e-9):
         alarms.append(f"ε {claimed:.6g} is stated for releases that cost {cost:.6g}")
-    return BooksAudit(
+    return LedgerAudit(
         alarms=tuple(alarms),
         run=name,
         stated_steps=sum(event.steps for event in releases if isinstance(event, Gaussian)),

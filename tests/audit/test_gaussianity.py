@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hoarfrost.audit import whiteness
-from hoarfrost.audit.whiteness import Floats
+from hoarfrost.audit import gaussianity
+from hoarfrost.audit.gaussianity import Floats
 
 STEPS, COORDINATES = 30, 120
 NAMES = [str(i) for i in range(COORDINATES)]
 
 
-def found(noise: Floats, live: whiteness.Mask | None = None) -> str:
-    return "; ".join(whiteness.faults(noise, np.ones(noise.shape, bool) if live is None else live, NAMES))
+def found(noise: Floats, live: gaussianity.Mask | None = None) -> str:
+    return "; ".join(gaussianity.faults(noise, np.ones(noise.shape, bool) if live is None else live, NAMES))
 
 
 def noise(seed: int = 0) -> Floats:
@@ -80,7 +80,7 @@ def test_frozen_coordinates_do_not_count() -> None:
 
 def test_alarms_are_as_rare_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level that can be counted: five tests at 2 % each."""
-    monkeypatch.setattr(whiteness, "ALPHA", 0.02)
+    monkeypatch.setattr(gaussianity, "ALPHA", 0.02)
     live = np.random.default_rng(1).random((STEPS, COORDINATES)) < 0.7
-    alarms = [list(whiteness.faults(np.where(live, noise(seed), 0), live, NAMES)) for seed in range(300)]
+    alarms = [list(gaussianity.faults(np.where(live, noise(seed), 0), live, NAMES)) for seed in range(300)]
     assert 0.05 < sum(map(len, alarms)) / 300 < 0.15

@@ -30,7 +30,7 @@ class Seen:
     faults: list[str]  # what must never happen, and did
 
 
-class Rig:
+class StepHarness:
     """Takes audited steps, one at a time.
 
     A canary's direction has one coordinate in every group of the clipper, in proportion to the groups' sensitivities:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import validate
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, loudest, total_sensitivity
+from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, total_sensitivity, worst_case_norms
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
@@ -151,7 +151,7 @@ def _generate(to: _Neighbours, clip: Clipper, x: Tensor, frozen: Tensor | None, 
         aside = torch.where(frozen, x, 0.0)
         x = torch.where(frozen, 0.0, x)
         x = x * stated / x.norm()
-    loud = x * float(loudest(clip)[0] / clip.sensitivity[0])
+    loud = x * float(worst_case_norms(clip)[0] / clip.sensitivity[0])
     hostile = {name: change(x) for name, change in HOSTILE.items()}
     hostile |= {"as loud as can be": loud, "hardly louder": loud * (1 + 1e-6), "a little louder": loud * 1.001}
     if aside is not None and aside.any():

@@ -1,4 +1,4 @@
-"""The step audit: canaries in, releases out, and how well anyone could have told who was there."""
+"""The step audit: canaries go in, and how well they are detected in the release bounds epsilon from below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hoarfrost.clipping import Clipper, Local
 
 @dataclass(frozen=True, kw_only=True)
 class StepAudit(Audit):
-    """What was measured of a step beside what is claimed of it. Lower bounds hold with 99.9999 % confidence."""
+    """Measured and claimed privacy of a step. Lower bounds hold with 99.9999 % confidence."""
 
     kind: ClassVar[str] = "step"
 
@@ -32,9 +32,9 @@ class StepAudit(Audit):
     sample_rate: float
     steps: int
     delta: float
-    samples: int  # in each of the two worlds, with the canary and without
-    missed: int  # canaries that were there and not recognised
-    imagined: int  # canaries that were not there and "recognised"
+    samples: int  # with a canary; and as many without
+    false_negatives: int  # samples with a canary that was not detected
+    false_positives: int  # samples without a canary in which one was detected
     mu_claimed: float
     mu_lower: float
     epsilon_claimed: float  # of one step on all examples
@@ -46,12 +46,12 @@ class StepAudit(Audit):
         run = f"{self.steps} step{'s' * (self.steps > 1)} at sampling rate {self.sample_rate:g}"
         return (
             f"step audit: {self.optimizer}, {self.clip}, {self.freeze}, noise multiplier {self.noise_multiplier:.6g}, "
-            f"{self.samples} samples a world",
-            f"one step: μ {self.mu_claimed:.3f} claimed, at least {self.mu_lower:.3f} measured; "
-            f"ε {self.epsilon_claimed:.3f} claimed, at least {self.epsilon_lower:.3f} measured (δ {self.delta:g})",
-            f"{run}: not private, for what else was released"
+            f"{self.samples} samples with a canary and as many without",
+            f"one step: μ {self.mu_claimed:.3f} claimed, lower bound {self.mu_lower:.3f}; "
+            f"ε {self.epsilon_claimed:.3f} claimed, lower bound {self.epsilon_lower:.3f} (δ {self.delta:g})",
+            f"{run}: not private, because of what else was released"
             if isinf(self.run_epsilon_claimed)
-            else f"{run}: ε {self.run_epsilon_claimed:.3f} claimed, at least {self.run_epsilon_lower:.3f} measured",
+            else f"{run}: ε {self.run_epsilon_claimed:.3f} claimed, lower bound {self.run_epsilon_lower:.3f}",
         )
 
 
@@ -64,7 +64,7 @@ def step(
     delta: float = 1e-5,
     sample_rate: float = 1.0,
     steps: int = 1,
-    beside: tuple[budget.Event, ...] = (),
+    other_releases: tuple[budget.Event, ...] = (),
     canaries: int = 512,
     rounds: int = 100,
     seed: int | None = None,
@@ -72,26 +72,26 @@ def step(
 ) -> StepAudit:
     """Attacks the real private step with canaries, and checks the noise that it adds.
 
-    In each of the ``rounds``, ``canaries`` examples take part whose gradients point in as many known directions, and as
-    many directions are left empty. Whoever sees the release says "there" where it exceeds half the sensitivity. How
-    often that is right bounds μ, and with it epsilon, from below.
+    In each of the ``rounds``, ``canaries`` examples take part, each with a gradient in a known direction of its own; as
+    many other directions are left empty. A canary is detected where the release exceeds half the sensitivity. The
+    false positive and false negative rates give a lower bound on μ, and with it on epsilon.
 
     Args:
         noise_multiplier: σ, which claims μ = 1/σ for the step.
         clip, optimizer, freeze: what is audited. ``optimizer`` makes one from parameters.
         delta, sample_rate, steps: of the run that the composed epsilon is about.
-        beside: what that run releases beside its steps.
-        canaries, rounds: their product is the number of samples in each world.
+        other_releases: what that run releases besides its steps.
+        canaries, rounds: their product is the number of samples with a canary, and of those without.
         seed: repeats the noise, for experiments.
 
     Guarantees:
-        An alarm is raised for a right step with probability below 1e-5. A pass says that this step, on a model whose
-        gradients are known, hides an example as well as claimed up to the stated confidence; that its noise has the
-        stated size on every live coordinate, is Gaussian and not repeated; that frozen coordinates stay as they are;
-        and that the weights are what the plain optimizer makes of the audited release. It does not say that
-        per-example gradients of another model are right, nor how far a hostile example moves the sum (`sensitivity`),
-        nor how batches are drawn (`sampling`). The bound alone does not notice clipping after summation, which shortens
-        canaries that are there together: `sensitivity` is made for that.
+        A correct step raises an alarm with probability below 1e-5. A pass says that this step, on a model whose
+        gradients are known, shows no more than the claimed epsilon at the stated confidence; that its noise has the
+        stated size on every live coordinate, is Gaussian and is not repeated; that frozen coordinates do not change;
+        and that the weights are those of the plain optimizer with the audited release. It does not say that per-example
+        gradients of another model are correct, nor how far a hostile example moves the sum (`sensitivity`), nor how
+        batches are drawn (`sampling`). The bound alone does not detect clipping after summation, which shrinks canaries
+        that are in the same batch: `sensitivity` does.
 
     >>> result = step(noise_multiplier=1.0, canaries=64, rounds=20, seed=1)
     >>> result.passed, 0 < result.mu_lower < result.mu_claimed
@@ -102,7 +102,7 @@ def step(
     validate.probability(delta=delta)
     validate.rate(sample_rate=sample_rate)
     validate.whole(steps=steps, canaries=canaries, rounds=rounds)
-    rig = StepHarness(
+    harness = StepHarness(
         clip,
         optimizer,
         freeze,
@@ -112,45 +112,49 @@ def step(
         seed=seed,
         device=device,
     )
-    seen = [rig.take_step() for _ in range(rounds)]
-    samples, missed, imagined = (sum(getattr(s, count) for s in seen) for count in ("canaries", "missed", "imagined"))
+    observed = [harness.take_step() for _ in range(rounds)]
+    samples = sum(each.canaries for each in observed)
+    false_negatives = sum(each.false_negatives for each in observed)
+    false_positives = sum(each.false_positives for each in observed)
     # Half of the confidence for each rate: both bounds hold at once with 1 - ALPHA.
-    fpr, fnr = rate_upper(imagined, samples, ALPHA / 2), rate_upper(missed, samples, ALPHA / 2)
+    fpr, fnr = rate_upper(false_positives, samples, ALPHA / 2), rate_upper(false_negatives, samples, ALPHA / 2)
     mu, claimed = mu_lower(fpr, fnr), 1 / noise_multiplier
     result = {
         "mu_claimed": claimed,
         "mu_lower": mu,
         "epsilon_claimed": gaussian_epsilon(claimed, delta),
         "epsilon_lower": gaussian_epsilon(mu, delta),
-        "run_epsilon_claimed": _composed(claimed, delta, sample_rate, steps, beside),
-        "run_epsilon_lower": _composed(mu, delta, sample_rate, steps, beside),
+        "run_epsilon_claimed": _composed(claimed, delta, sample_rate, steps, other_releases),
+        "run_epsilon_lower": _composed(mu, delta, sample_rate, steps, other_releases),
     }
-    noise = torch.stack([s.noise for s in seen]).double().cpu().numpy()
-    live = torch.stack([s.live for s in seen]).cpu().numpy()
+    noise = torch.stack([each.noise for each in observed]).double().cpu().numpy()
+    live = torch.stack([each.live for each in observed]).cpu().numpy()
     alarms = [
         *_exceeded(result),
-        *gaussianity.faults(noise, live, rig.coordinates),
-        *dict.fromkeys(fault for s in seen for fault in s.faults),
+        *gaussianity.faults(noise, live, harness.coordinates),
+        *dict.fromkeys(fault for each in observed for fault in each.faults),
     ]
     return StepAudit(
-        alarms=tuple(alarms), clip=str(clip), optimizer=rig.optimizer_name, freeze=freeze.name,
+        alarms=tuple(alarms), clip=str(clip), optimizer=harness.optimizer_name, freeze=freeze.name,
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta,
-        samples=samples, missed=missed, imagined=imagined, **result,
+        samples=samples, false_negatives=false_negatives, false_positives=false_positives, **result,
     )  # fmt: skip
 
 
 def _exceeded(result: dict[str, float]) -> Iterator[str]:
     if result["mu_lower"] > result["mu_claimed"]:
         yield (
-            f"canaries are found more often than the noise allows: μ is at least {result['mu_lower']:.3f} where "
-            f"{result['mu_claimed']:.3f} is claimed, ε at least {result['epsilon_lower']:.3f} where "
-            f"{result['epsilon_claimed']:.3f} is"
+            "canaries are detected more often than the claim allows: the lower bound on ε is "
+            f"{result['epsilon_lower']:.3f}, claimed is {result['epsilon_claimed']:.3f} "
+            f"(μ: {result['mu_lower']:.3f} and {result['mu_claimed']:.3f})"
         )
 
 
-def _composed(mu: float, delta: float, sample_rate: float, steps: int, beside: tuple[budget.Event, ...]) -> float:
-    """The run's epsilon, if every step is as private as a Gaussian mechanism of this μ."""
-    if not beside and (mu == 0 or (sample_rate == 1 and steps == 1)):
+def _composed(
+    mu: float, delta: float, sample_rate: float, steps: int, other_releases: tuple[budget.Event, ...]
+) -> float:
+    """The run's epsilon if every step is a Gaussian mechanism of this μ."""
+    if not other_releases and (mu == 0 or (sample_rate == 1 and steps == 1)):
         return gaussian_epsilon(mu, delta)
     own = (budget.Gaussian(noise_multiplier=1 / mu, sample_rate=sample_rate, steps=steps),) if mu > 0 else ()
-    return budget.epsilon((*own, *beside), delta)
+    return budget.epsilon((*own, *other_releases), delta)

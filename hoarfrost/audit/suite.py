@@ -101,7 +101,7 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             delta=private.delta,
             sample_rate=private.sample_rate,
             steps=run.steps,
-            beside=private.freezer_events(),
+            other_releases=private.freezer_events(),
             device=run.device,
         )
 

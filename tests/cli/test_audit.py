@@ -35,7 +35,7 @@ def test_a_right_run_raises_no_alarm(folder: Path) -> None:
 def test_a_recipe_is_audited_without_training_it() -> None:
     result = CliRunner().invoke(app, ["audit", "digits"])
     assert result.exit_code == 0, result.stderr
-    assert "ε 3.000 claimed, at least" in result.stdout
+    assert "ε 3.000 claimed, lower bound" in result.stdout
     assert result.stdout.rstrip().endswith("which is evidence and not proof")
 
 

@@ -1,4 +1,4 @@
-"""Empirical lower bounds on epsilon, and the checks that find what a lower bound cannot."""
+"""Audits: empirical lower bounds on epsilon, and checks for faults that a lower bound does not detect."""
 
 from hoarfrost.audit.battery import configurations as configurations
 from hoarfrost.audit.canaries import Freezing as Freezing

@@ -1,7 +1,7 @@
-"""The one-run audit: a whole training with canaries in its data, and what the model then gives away about them.
+"""The one-run audit: a whole training with canaries in its data, and a lower bound on epsilon from guesses about them.
 
-Made-up examples, *canaries*, are put into the training set or left out, each by its own fair coin. Afterwards a guesser
-looks at the trained model and says of some of them which way the coin fell (`guesses`).
+Made-up examples, *canaries*, are included in the training set or left out, each by its own fair coin flip. Afterwards
+an attack on the trained model guesses for some of them whether they were included (`one_run_bound`).
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ def one_run(
     device: str | torch.device | None = None,
     ledger: budget.Ledger | str | Path | None = None,
 ) -> OneRunAudit:
-    """Trains as the recipe says, with canaries in the data, and says what the model gives away about them.
+    """Trains as the recipe says, with canaries in the data, and bounds epsilon from below.
 
-    About half of the canaries are in; they take the place of as many training examples, chosen at random. So the
-    sampling rate, the number of steps and the noise are the recipe's own, and so is the claim: `Private.epsilon` of
-    this training. A canary's score is its loss before training minus its loss afterwards.
+    About half of the canaries are included; they replace as many training examples, chosen at random. So the sampling
+    rate, the number of steps and the noise are the recipe's own, and so is the claim: `Private.epsilon` of this
+    training. A canary's score is its loss before training minus its loss afterwards.
 
     Args:
-        recipe: a `Recipe`, the name of a built-in one, or the path of a TOML file. Its seed, if it has one, decides the
-            coins too; otherwise the operating system does.
-        canaries: fewer than twice the training examples. More of them show more, until the model cannot remember them.
-        guesses: by default `default_guesses`, and not to be chosen by results.
+        recipe: a `Recipe`, the name of a built-in one, or the path of a TOML file. Its seed, if it has one, also
+            decides the coin flips; otherwise the operating system does.
+        canaries: fewer than twice the training examples. More give a better bound, as long as the model can
+            memorise them.
+        guesses: by default `default_guesses`. Do not choose it by looking at results.
         device: by default the GPU if there is one.
-        ledger: where what is spent is written down, as for `make_private`.
+        ledger: charged for this training, as for `make_private`.
 
-    The model is not returned, and must not be: it was taught nonsense. The audit's training **spends budget** as any
-    other does, and its figures are a release that costs the claimed epsilon: whoever publishes them, or acts on them,
-    adds it to that of the real run, or audits the recipe on public data of the same shape.
+    The model is not returned: it was trained on made-up examples. The audit's training **spends budget** like any
+    other, and its figures are a release that costs the claimed epsilon: if you publish them or act on them, add it to
+    that of the real run, or audit the recipe on public data of the same shape.
 
-    What it finds is gross: training without clipping and noise. A small model that cannot remember hundreds of canaries
-    gives little away although the noise is missing; auditing single steps finds that.
+    It detects gross faults only, such as training without clipping and noise. A small model that cannot memorise
+    hundreds of canaries shows little even without noise; the step audit detects that.
 
     Guarantees:
-        Canaries are made from the test set, which is public; nothing but the training set depends on the coins, and
-        these are independent of sampling and noise. If training is as private as it claims, the audit alarms with a
-        probability of at most 1 − confidence.
+        Canaries are made from the test set, which is public; only the training set depends on the coin flips,
+        which are independent of sampling and noise. If training is as private as claimed, the audit alarms with
+        probability at most 1 − confidence.
 
     >>> from hoarfrost.train import read_recipe
     >>> audit = one_run(read_recipe("digits", ["privacy.steps=3"]), canaries=100)
-    >>> audit.canaries, audit.guesses, 0 < audit.claimed <= 3
+    >>> audit.canaries, audit.guesses, 0 < audit.epsilon_claimed <= 3
     (100, 100, True)
     """
     if not isinstance(recipe, Recipe):
@@ -76,35 +77,35 @@ def one_run(
         size = len(splits.train)
         if canaries >= 2 * size:
             raise InvalidValue(
-                f"half of {canaries} canaries would take the place of more training examples than the "
-                f"{size} there are: choose fewer than {2 * size}"
+                f"half of {canaries} canaries would replace more than the {size} training examples: "
+                f"choose fewer than {2 * size}"
             )
-        birds = make_canaries(splits, canaries)
-        inside = _coins(canaries, recipe.privacy.seed)
+        canary_set = make_canaries(splits, canaries)
+        included = _coin_flips(canaries, recipe.privacy.seed)
         asked = recipe.privacy
         rate = asked.sample_rate or Poisson.of_batch(asked.batch_size or 0, size).sample_rate
         asked = asked.model_copy(update={"batch_size": None, "sample_rate": rate})
         run = prepare(
             recipe.model_copy(update={"privacy": asked}),
             device_for(device),
-            splits=replace(splits, train=_mixed(splits.train, birds, inside)),
+            splits=replace(splits, train=_with_canaries(splits.train, canary_set, included)),
         )
         private = run.private
-        # The number of examples is taken to be public, but here it tells how many coins fell on "in". What noisy sums
-        # are divided by is the only other place where it would show, and dividing by another constant costs nothing.
+        # The number of examples is taken to be public, but here it reveals how many canaries are included. It would
+        # show in the divisor of noisy sums as well: divide by another constant.
         private.optimizer.expected_batch = rate * size
         if ledger is not None:
-            books = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-            private.draw_on(admitted(run, books, what=f"audit of {recipe.name}"), new=True)
-        before = _losses(private.model, birds, run.device)
+            opened = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
+            private.draw_on(admitted(run, opened, what=f"audit of {recipe.name}"), new=True)
+        before = _losses(private.model, canary_set, run.device)
         for _ in train(private, splits.test, device=run.device, scheduler=run.scheduler, evaluate_every=run.steps):
             pass
         if private.allowance is not None:
             private.allowance.close()
         return OneRunAudit.of(
-            before - _losses(private.model, birds, run.device),
-            inside,
-            claimed=private.epsilon(),
+            before - _losses(private.model, canary_set, run.device),
+            included,
+            epsilon_claimed=private.epsilon(),
             delta=private.delta,
             guesses=number,
             confidence=confidence,
@@ -113,12 +114,12 @@ def one_run(
 
 
 def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
-    """Examples that are easy to remember and that nothing but themselves teaches, with random labels.
+    """Examples that are easy to memorise and unlike all other examples, with random labels.
 
-    Every coordinate is a normal random number around the middle of its range in the test set, three times as wide as
-    that range (the whole test set's, where it does not vary). Such examples are far from the data and from each other,
-    so each pulls the model its own way; privacy is promised for them as for any other. Mislabelled examples, shuffled
-    pixels and inputs within the range were tried, and are remembered less. Token ids are drawn from the test set's.
+    Every coordinate is Gaussian around the middle of its range in the test set, with a standard deviation of three
+    times that range (the whole test set's, where a coordinate is constant). Such examples are far from the data and
+    from each other; the privacy guarantee covers them like any other. Mislabelled examples, shuffled pixels and inputs
+    within the range were tried, and are memorised less. Token ids are drawn from those of the test set.
 
     >>> make_canaries(data.digits(), 3).tensors[0].shape
     torch.Size([3, 1, 8, 8])
@@ -127,35 +128,35 @@ def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
     size = (number, *splits.shape)
     labels = torch.randint(splits.classes, (number,))
     if not examples.is_floating_point():
-        known = examples.unique()
-        return TensorDataset(known[torch.randint(len(known), size)], labels)
+        tokens = examples.unique()
+        return TensorDataset(tokens[torch.randint(len(tokens), size)], labels)
     low, high = examples.amin(0), examples.amax(0)
     spread = torch.where(low == high, examples.max() - examples.min(), high - low)
     return TensorDataset((low + high) / 2 + 3 * spread * torch.randn(size), labels)
 
 
-def _coins(number: int, seed: int | None) -> Tensor:
-    """Fair coins [number]. A stream of their own keeps them independent of noise and sampling, under a seed too."""
+def _coin_flips(number: int, seed: int | None) -> Tensor:
+    """Fair coin flips [number], from a stream of their own: independent of noise and sampling, also under a seed."""
     stream = Keystream("audit coins", seed)
     return torch.frombuffer(stream.read(number, stream.next_draw(), chunk=0), dtype=torch.uint8) % 2 == 1
 
 
-def _mixed(examples: TensorDataset, birds: TensorDataset, inside: Tensor) -> TensorDataset:
-    """The training set with canaries in it: as many examples in all, in expectation, as there were before."""
-    kept = torch.randperm(len(examples))[len(birds) // 2 :]
+def _with_canaries(examples: TensorDataset, canary_set: TensorDataset, included: Tensor) -> TensorDataset:
+    """The training set with canaries in it; its expected size is the old one."""
+    kept = torch.randperm(len(examples))[len(canary_set) // 2 :]
     return TensorDataset(
-        *(torch.cat([a[kept], b[inside]]) for a, b in zip(examples.tensors, birds.tensors, strict=True))
+        *(torch.cat([a[kept], b[included]]) for a, b in zip(examples.tensors, canary_set.tensors, strict=True))
     )
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, birds: TensorDataset, device: torch.device) -> Tensor:
+def _losses(model: nn.Module, canary_set: TensorDataset, device: torch.device) -> Tensor:
     """Every canary's loss [m], on the CPU."""
     training = model.training
     model.eval()
     losses = [
         F.cross_entropy(model(x.to(device)), y.to(device), reduction="none").cpu()
-        for x, y in DataLoader(birds, batch_size=TEST_BATCH)
+        for x, y in DataLoader(canary_set, batch_size=TEST_BATCH)
     ]
     model.train(training)
     return torch.cat(losses)

@@ -63,7 +63,7 @@ def test_the_alarm_names_the_coordinate_without_noise(monkeypatch: pytest.Monkey
 
 def test_clipping_after_summation_needs_the_opposing_example(monkeypatch: pytest.MonkeyPatch) -> None:
     (alarm,) = sensitivity_alarms(FAULTS["clipping after summation"], monkeypatch)
-    assert "among an opposing example moves the clipped sum by 2 times" in alarm
+    assert "added to an opposing example: moves the clipped sum by 2 times" in alarm
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The noise audit finds noise that is missing somewhere in a network of one's own."""
+"""The noise audit finds noise that is missing somewhere in a given network."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> No
 SOME = ByFreezer(Random(rate=0.7, redraw="never"))
 
 
-def test_what_rests_gets_no_noise_and_what_lives_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_coordinates_get_no_noise_and_live_ones_get_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     result = audit.noise(model=net(), shape=(1, 6, 6), freeze=SOME)
     assert result.passed
     assert result.coordinates == round(0.3 * (80 + 1290))

@@ -85,6 +85,6 @@ def test_alarms_are_as_rare_as_promised(monkeypatch: pytest.MonkeyPatch) -> None
     assert 0.03 < sum(map(len, alarms)) / 500 < 0.09
 
 
-def test_too_few_draws_to_see_anything_are_refused() -> None:
+def test_too_few_draws_are_refused() -> None:
     with pytest.raises(InvalidValue, match="at least 10000 of both"):
         audit.sampling(sample_rate=1e-4)

@@ -130,7 +130,7 @@ def test_the_canary_of_a_clipper_that_drops_is_just_below_the_drop() -> None:
     result = audit.step(noise_multiplier=1.0, clip=clip, **SMALL)
     assert result.passed, result
     assert result.mu_lower > 0.3
-    assert audit.sensitivity(clip=clip, rounds=1).movement > 0.999
+    assert audit.sensitivity(clip=clip, rounds=1).ratio > 0.999
 
 
 class Alternating(Freezing):

@@ -59,7 +59,7 @@ def test_a_statement_that_says_less_than_the_ledger_is_found(folder: Path, tmp_p
     stated = json.loads((run / "budget.json").read_text())
     stated["releases"][0]["steps"] -= 1
     (run / "budget.json").write_text(json.dumps(stated))
-    assert "more than the run states" in str(audit.ledger(run))
+    assert "the ledger charged more than the run states" in str(audit.ledger(run))
 
 
 def test_an_epsilon_that_its_releases_exceed_is_found(folder: Path, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_an_epsilon_that_its_releases_exceed_is_found(folder: Path, tmp_path: Pa
     stated = json.loads((run / "budget.json").read_text())
     stated["epsilon"] *= 0.99
     (run / "budget.json").write_text(json.dumps(stated))
-    assert "is stated for releases that cost" in str(audit.ledger(run))
+    assert "the stated releases cost" in str(audit.ledger(run))
 
 
 def test_a_ledger_that_was_cut_after_the_statement_is_found(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Everything that an audit should try. What is added to the library is listed here, and nowhere else."""
+"""The configurations that audits try. A new clipper, freezer or optimizer is listed here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import product, starmap
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
-from hoarfrost.audit.release import StepAudit, step
-from hoarfrost.audit.rig import OptimizerFactory
+from hoarfrost.audit.harness import OptimizerFactory
+from hoarfrost.audit.step_audit import StepAudit, step
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.freezing import Layers, Random, RandomTensors
 
 CLIPPING: dict[str, Clipper] = {
-    "local": Local(0.7),  # not 1, or nobody would notice that it is left out somewhere
+    "local": Local(0.7),  # not 1: a missing factor would go unnoticed
 }
 FREEZING: dict[str, Freezing] = {
     freeze.name: freeze
@@ -24,7 +24,7 @@ FREEZING: dict[str, Freezing] = {
         Freezing(),
         OneTensor(),
         ByFreezer(Layers(first=1, step=0), share=2 / 3),
-        # The same ones in every step, or neighbouring batches could not be compared.
+        # The same mask in every step, so that neighbouring batches can be compared.
         ByFreezer(Random(rate=0.5, redraw="never"), share=0.4),
         ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"), share=2 / 3),
         ByFreezer(Random(rate=0.3, redraw="never") & Layers(first=1, step=0), share=0.4),
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """A clipping style, a way to freeze and an optimizer, by their names in the tables above."""
+    """A clipping style, freezing and an optimizer, by their names in the tables above."""
 
     clip: str
     freeze: str
@@ -61,7 +61,7 @@ class Configuration:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Every clipping style with every way to freeze and every optimizer.
+    """Every clipping style with every freezing and every optimizer.
 
     >>> print(next(configurations()))
     local, nothing frozen, SGD

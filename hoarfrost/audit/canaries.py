@@ -1,4 +1,4 @@
-"""What the audits feed to the step: a model without secrets, and examples made to be found."""
+"""What the audits feed to a step: a model whose gradients are known, and canary examples."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ class LinearLoss(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(nn.Linear(width, 1, bias=False) for width in widths)
         stops = list(accumulate(widths))
-        self.places = [slice(stop - width, stop) for width, stop in zip(widths, stops, strict=True)]
+        self.slices = [slice(stop - width, stop) for width, stop in zip(widths, stops, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x[:, place]) for part, place in zip(self.parts, self.places, strict=True)], 1).sum(1)
+        return torch.cat([part(x[:, columns]) for part, columns in zip(self.parts, self.slices, strict=True)], 1).sum(1)
 
 
 class Freezing:
-    """How some coordinates of an audited model are held still; this one leaves all of them live.
+    """Which coordinates of an audited model are frozen. This one freezes none.
 
-    Another way to freeze is a subclass: `options` prepares the model and says what `make_private` is handed, `live`
-    which coordinates are then live, and `share` how many of them, about (from it follows how large a model must be).
+    A subclass freezes some: `options` prepares the model and returns arguments for `make_private`, `live` returns the
+    live coordinates, and `share` is about the fraction of them (it decides how large the model must be).
     """
 
     name = "nothing frozen"
     share = 1.0
 
     def options(self, model: nn.Module) -> dict[str, Any]:
-        """Prepares the model; the result goes to `make_private`."""
+        """Prepares the model; returns further arguments for `make_private`."""
         return {}
 
     def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
-        """For each parameter: a mask of the coordinates that are live in this step, counted from 0."""
+        """A mask for each parameter: the coordinates that are live in this step (the first step is 0)."""
         return {name: torch.full_like(p, p.requires_grad, dtype=torch.bool) for name, p in model.named_parameters()}
 
 
 class OneTensor(Freezing):
-    """One whole tensor is switched off with requires_grad."""
+    """One whole tensor is frozen with requires_grad."""
 
     name = "one tensor frozen"
     share = (TENSORS - 1) / TENSORS
@@ -68,7 +68,7 @@ class OneTensor(Freezing):
 
 
 class ByFreezer(Freezing):
-    """A freezer of the library. Every step is an epoch here: what is drawn per epoch is drawn anew for every step."""
+    """A freezer of the library. Every step counts as an epoch: what is drawn per epoch is redrawn in every step."""
 
     def __init__(self, freezer: Freezer, share: float = 1.0) -> None:
         self.freezer, self.share, self.name = freezer, share, str(freezer)
@@ -84,7 +84,7 @@ class ByFreezer(Freezing):
 
 
 class InOneStep(Freezer):
-    """What another freezer lets move in one step of its run, in every step: neighbouring batches can be compared."""
+    """Another freezer's mask of one step, used in every step, so that neighbouring batches can be compared."""
 
     def __init__(self, freezer: Freezer, step: int, facts: Facts) -> None:
         self._name, self._live = f"{freezer} in step {step}", dict(freezer.live(step, facts))
@@ -102,7 +102,7 @@ class InOneStep(Freezer):
 
 
 class Examples(Dataset):
-    """Rows of one tensor, fetched a whole batch at a time."""
+    """Rows of one tensor as a data set. A batch is read at once."""
 
     def __init__(self, rows: Tensor):
         self.rows = rows
@@ -117,7 +117,7 @@ class Examples(Dataset):
         return self.rows[torch.tensor(index, device=self.rows.device)]
 
     def loader(self) -> DataLoader[Tensor]:
-        """For `make_private`; with a generator of its own, so that an audit leaves torch's random state as it was."""
+        """A loader for `make_private`, with its own generator: an audit leaves torch's random state as it was."""
         return DataLoader(self, collate_fn=_collate, generator=torch.Generator())
 
 
@@ -126,25 +126,25 @@ def _collate(rows: Tensor | list[Tensor]) -> Tensor:
 
 
 def total_sensitivity(clip: Clipper) -> float:
-    """How far one example moves all groups together, as the clipper states it."""
+    """The L2 sensitivity of all groups together, as the clipper states it."""
     return math.hypot(*clip.sensitivity)
 
 
-def loudest(clip: Clipper) -> Tensor:
-    """The norms, one for each group, of the example that the clipper lets through most of: the longest such example.
+def worst_case_norms(clip: Clipper) -> Tensor:
+    """The gradient norms, one for each group, at which the clipped gradient is largest; the largest such norms.
 
-    The longest, because a step that does not clip at all would let a short one through just as well.
+    The largest, because a step that does not clip at all would treat a small gradient correctly.
 
     >>> from hoarfrost.clipping import Local
-    >>> loudest(Local(0.5))
+    >>> worst_case_norms(Local(0.5))
     tensor([500000.])
     """
     stated = torch.tensor(clip.sensitivity)
     low, high, points = 1e-4, 1e6, 401
-    for _ in range(3):  # a clipper that drops what is too long is loudest right below the drop: look ever closer there
+    for _ in range(3):  # a clipper that drops long gradients keeps most right below the drop: refine there
         scales = torch.logspace(math.log10(low), math.log10(high), points)
         norms = scales[:, None] * stated
-        kept = torch.linalg.vector_norm(clip.factors(norms) * norms, dim=1).nan_to_num(0.0)
-        best = int((kept >= (1 - 1e-4) * kept.max()).nonzero()[-1])
+        clipped = torch.linalg.vector_norm(clip.factors(norms) * norms, dim=1).nan_to_num(0.0)
+        best = int((clipped >= (1 - 1e-4) * clipped.max()).nonzero()[-1])
         low, high = float(scales[max(0, best - 1)]), float(scales[min(points - 1, best + 1)])
     return norms[best]

@@ -1,4 +1,4 @@
-"""What an audit brings home."""
+"""The result of an audit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 ALPHA = 1e-6
-"""How often one statistical test may alarm although all is right. An audit makes at most ten: 1e-5 together."""
+"""False alarm probability of one statistical test. An audit makes at most ten tests: 1e-5 together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit(ABC):
-    """The outcome of an audit: figures, and an alarm for each of them that should not be."""
+    """The result of an audit: figures, and an alarm for each fault that was found."""
 
     kind: ClassVar[str]
 
@@ -21,15 +21,15 @@ class Audit(ABC):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found. Evidence, not proof: see the audit's own guarantees."""
+        """Whether there is no alarm. Evidence, not proof: see the guarantees of each audit."""
         return not self.alarms
 
     @abstractmethod
     def figures(self) -> tuple[str, ...]:
-        """What was measured beside what was claimed, for people."""
+        """Measured and claimed values, as lines of text."""
 
     def lines(self) -> tuple[str, ...]:
-        """The outcome for people."""
+        """The figures, then the alarms."""
         verdict = ("no alarm",) if self.passed else tuple(f"ALARM: {alarm}" for alarm in self.alarms)
         return (*self.figures(), *verdict)
 
@@ -37,7 +37,7 @@ class Audit(ABC):
         return "\n".join(self.lines())
 
     def as_dict(self) -> dict[str, object]:
-        """The outcome as JSON can hold it, which knows no infinity: null stands for it."""
+        """The result for JSON. None stands for infinity, which JSON does not have."""
         facts = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()

@@ -1,8 +1,8 @@
-"""From counts to lower bounds: what an attack that succeeded so often proves about a mechanism.
+"""From an attack's error rates to a lower bound on μ and epsilon.
 
-An attack looks at a release and says whether an example was there. FPR is the probability with which it says so
-wrongly, FNR the one with which it misses the example. A mechanism is μ-GDP (Gaussian differentially private) if telling
-the two worlds apart is no easier than telling N(0, 1) from N(μ, 1): Gaussian noise with multiplier σ makes it 1/σ-GDP.
+An attack sees a release and decides whether an example took part. FPR is its false positive rate, FNR its false
+negative rate. A mechanism is μ-GDP (Gaussian differentially private) if distinguishing two neighbouring data sets is no
+easier than distinguishing N(0, 1) from N(μ, 1): Gaussian noise with multiplier σ is 1/σ-GDP.
 """
 
 import math
@@ -16,9 +16,9 @@ from hoarfrost.errors import InvalidValue
 
 
 def rate_upper(hits: int, trials: int, alpha: float) -> float:
-    """Clopper and Pearson's upper bound: the true rate is above it with probability at most ``alpha``.
+    """The Clopper-Pearson upper bound: the true rate is above it with probability at most ``alpha``.
 
-    Without a hit it is 1 - alpha^(1/trials), which the famous "three in n" approximates.
+    With 0 hits it is 1 - alpha^(1/trials).
 
     >>> round(rate_upper(0, 1000, alpha=0.05), 5)
     0.00299
@@ -31,10 +31,10 @@ def rate_upper(hits: int, trials: int, alpha: float) -> float:
 
 
 def mu_lower(fpr: float, fnr: float) -> float:
-    """The smallest μ with which the rates (or upper bounds on them) are possible: Φ⁻¹(1 − FPR) − Φ⁻¹(FNR).
+    """The smallest μ that allows these rates (or upper bounds on them): Φ⁻¹(1 − FPR) − Φ⁻¹(FNR).
 
     Guarantees:
-        A mechanism that is μ-GDP for a smaller μ has no attack with such rates. Never negative.
+        No attack on a mechanism with a smaller μ has such rates. Never negative.
 
     >>> round(mu_lower(fpr=0.308538, fnr=0.308538), 4)
     1.0
@@ -54,7 +54,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """
     validate.positive(mu=mu)
     first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
-    # The two are close where δ is small: their difference is taken before the exponential, not after it.
+    # The two terms are close where δ is small: subtract before taking the exponential.
     return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 

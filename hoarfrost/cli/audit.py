@@ -26,10 +26,10 @@ def audit(
 ) -> None:
     """Attack what a recipe would do, or a run has done, and compare what that shows with what is claimed.
 
-    Attacks the noise and the clipping of a single step, draws batches, and checks a run's books against its ledger.
+    Attacks the noise and the clipping of a single step, draws batches, and compares a run's statement with its ledger.
     Exits with code 1 if anything should not be.
     """
-    from hoarfrost.audit.everything import Subject, everything
+    from hoarfrost.audit.suite import Subject, run_suite
     from hoarfrost.budget import Ledger, read_key
     from hoarfrost.errors import InvalidValue
 
@@ -37,7 +37,7 @@ def audit(
         raise InvalidValue("--ledger pays for --one-run: say --one-run, or leave it out")
     secret = None if key is None else read_key(key)
     found = []
-    for result in everything(
+    for result in run_suite(
         Subject.find(subject, root),
         key=secret,
         canaries=canaries if one_run else None,

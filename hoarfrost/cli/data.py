@@ -35,12 +35,12 @@ def get(
 ) -> None:
     """Bring a data set into the cache, and check that it is the right one."""
     from hoarfrost.data import fetch
-    from hoarfrost.data.known import KNOWN
+    from hoarfrost.data.catalog import CATALOG
 
     with _bar() as progress:
         path = fetch(name, source, progress)
-    raw = KNOWN[name].raw
-    print(f"{name}: {raw.train} images to train on, {raw.test} to test on; checksums are right\n{path}")
+    raw = CATALOG[name].raw
+    print(f"{name}: {raw.train} training images, {raw.test} test images; checksums match\n{path}")
 
 
 @app.command("list")
@@ -49,12 +49,14 @@ def list_() -> None:
     from rich.filesize import decimal
 
     from hoarfrost.data import cache
-    from hoarfrost.data.known import KNOWN
+    from hoarfrost.data.catalog import CATALOG
 
-    for name, known in KNOWN.items():
-        path, raw = cache.place(known), known.raw
+    for name, entry in CATALOG.items():
+        path, raw = cache.path_of(entry), entry.raw
         there = os.path.exists(path)
-        where = f"{decimal(os.path.getsize(path))}  {path}" if there else f"not here; `hoarfrost data get {name}`"
+        where = (
+            f"{decimal(os.path.getsize(path))}  {path}" if there else f"not downloaded; run `hoarfrost data get {name}`"
+        )
         _row(name, f"{raw.train} + {raw.test} images {'x'.join(map(str, raw.shape))}", where)
     _row("digits", "1500 + 297 images 1x8x8", "comes with scikit-learn")
 

@@ -1,4 +1,4 @@
-"""Random changes to images that leave their class alone: what makes several views of an example worth having."""
+"""Data augmentation: random shifts and flips of images."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,9 @@ from hoarfrost.errors import InvalidValue
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Images [C, H, W], shifted by up to ``shift`` pixels each way and mirrored at random, anew at every access.
+    """Images [C, H, W], shifted by up to ``shift`` pixels and flipped at random, differently at every access.
 
-    What a shift uncovers is filled with the image's own mirror image. Each view looks at one example only, so the
-    privacy of a step is untouched.
+    Shifts pad by reflection. Each view depends on one example only, so the privacy of a step does not change.
 
     >>> images = TensorDataset(torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.long))
     >>> Augmented(images, shift=1)[0][0].shape
@@ -28,7 +27,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
                 f"augmentation is for images [channels, height, width]; examples have shape {tuple(example.shape)}"
             )
         if shift >= min(example.shape[1:]):
-            raise InvalidValue(f"a shift of {shift} pixels is more than an image {tuple(example.shape)} has")
+            raise InvalidValue(f"a shift of {shift} pixels does not fit an image of shape {tuple(example.shape)}")
         self.images, self.shift, self.flip = images, shift, flip
 
     def __len__(self) -> int:

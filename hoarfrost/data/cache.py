@@ -1,4 +1,4 @@
-"""Where data sets that were fetched are kept: one .safetensors file each, as pixels, which is what they are."""
+"""The cache of fetched data sets: one .safetensors file each, with the pixels as uint8."""
 
 import json
 import os
@@ -8,16 +8,16 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
-from hoarfrost.data.files import in_a_line, read_safetensors
-from hoarfrost.data.known import KNOWN, Known
+from hoarfrost.data.catalog import CATALOG, CatalogEntry
 from hoarfrost.data.splits import Splits
+from hoarfrost.data.user_files import file_errors, read_safetensors
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
 from hoarfrost.untrusted import shown_path, size_of
 
 
 def folder() -> Path:
-    """$HOARFROST_CACHE, or hoarfrost/ where this user's programs keep such things."""
+    """$HOARFROST_CACHE, or hoarfrost/ in the user's cache directory."""
     own = os.environ.get("HOARFROST_CACHE")
     if own:
         return Path(own)
@@ -27,40 +27,40 @@ def folder() -> Path:
     return Path(os.path.expanduser("~"), ".cache", "hoarfrost")
 
 
-def place(known: Known) -> Path:
-    """The file of a data set, whether it is there or not."""
-    return folder() / f"{known.name}.safetensors"
+def path_of(entry: CatalogEntry) -> Path:
+    """The path of a data set's file, whether it exists or not."""
+    return folder() / f"{entry.name}.safetensors"
 
 
-def read(known: Known) -> dict[str, Tensor]:
-    """A data set's four parts, as pixels; any other content is refused."""
-    path = place(known)
+def read(entry: CatalogEntry) -> dict[str, Tensor]:
+    """A data set's four arrays, as uint8 pixels; any other content is refused."""
+    path = path_of(entry)
     if not os.path.exists(path):
         raise InvalidValue(
-            f"the data set {known.name} is not in {shown_path(folder())}: run `hoarfrost data get {known.name}`"
+            f"the data set {entry.name} is not in {shown_path(folder())}: run `hoarfrost data get {entry.name}`"
         )
     size_of(path, "data file")
-    with in_a_line(path, "a safetensors file"):
+    with file_errors(path, "a safetensors file"):
         parts = read_safetensors(path)
         try:
-            known.check(parts)
+            entry.check(parts)
         except InvalidValue as error:
-            raise InvalidValue(f"{error}; `hoarfrost data get {known.name}` replaces the file") from error
+            raise InvalidValue(f"{error}; run `hoarfrost data get {entry.name}` to replace the file") from error
     return parts
 
 
 def load(name: str) -> Splits:
-    """A data set that was fetched before."""
-    known = KNOWN[name]
-    parts = read(known)
-    return Splits.of(parts["x_train"], parts["y_train"], parts["x_test"], parts["y_test"], known.classes)
+    """A data set from the cache."""
+    entry = CATALOG[name]
+    parts = read(entry)
+    return Splits.of(parts["x_train"], parts["y_train"], parts["x_test"], parts["y_test"], entry.classes)
 
 
-def store(known: Known, parts: Mapping[str, Tensor]) -> Path:
-    """Keeps a data set. Its file is whole or not there, whenever the process is killed."""
-    path = place(known)
-    facts = {"name": known.name, "train-sha256": known.train_sha256, "test-sha256": known.test_sha256}
-    # One entry only: the library writes several in an order that changes from process to process.
+def store(entry: CatalogEntry, parts: Mapping[str, Tensor]) -> Path:
+    """Writes a data set. If the process is killed, its file is complete or not there."""
+    path = path_of(entry)
+    facts = {"name": entry.name, "train-sha256": entry.train_sha256, "test-sha256": entry.test_sha256}
+    # One entry only: safetensors writes several in an order that differs between processes.
     header = {"hoarfrost-data": json.dumps(facts)}
     content = save({name: part.contiguous() for name, part in parts.items()}, metadata=header)
     try:

@@ -1,4 +1,4 @@
-"""CIFAR-10's binary version: rows of a label and an image, in six files. The version in Python is a pickle."""
+"""CIFAR-10's binary version: six files of rows, each a label and an image. (The Python version is a pickle.)"""
 
 import os
 import re
@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoarfrost.data.unpack import SLACK, Bytes, Unpacked, unpacked
+from hoarfrost.data.bounded_reader import SLACK, BoundedReader, Bytes, open_bounded
 from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import shown, shown_path
 
 ARCHIVE, FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 TRAIN, TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"
 
-MEMBERS = 100  # at most; CIFAR-10 has nine
+MAX_MEMBERS = 100  # CIFAR-10 has nine
 
-_BLOCK = 512  # bytes: a tar file consists of such blocks
+_BLOCK = 512  # bytes of a tar block
 
 
 @dataclass(frozen=True)
 class CifarBinary:
-    """So many images [C, H, W] to train on, in five batches, and to test on, in one."""
+    """Images [C, H, W]: five training batches and one test batch."""
 
     train: int
     test: int
@@ -32,11 +32,11 @@ class CifarBinary:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """What there is to download, and how large it may be."""
+        """The file to download, and its maximum size in bytes."""
         return {ARCHIVE: sum(self._sizes.values()) + SLACK}
 
     def read(self, path: Path) -> dict[str, Tensor]:
-        """The four parts, from the archive, the folder that holds it, or the folder that holds the batches."""
+        """The four arrays, from the archive, the folder with it, or the folder with the batches."""
         batches = self._batches(path)
         row = 1 + torch.Size(self.shape).numel()
         parts = {}
@@ -58,19 +58,19 @@ class CifarBinary:
         inside = os.path.isdir(path)
         if inside and not os.path.exists(path / ARCHIVE):
             raise InvalidValue(f"there is neither {TRAIN[0]} nor {ARCHIVE} in {shown_path(path)}")
-        with unpacked(path / ARCHIVE if inside else path, most=self.files[ARCHIVE]) as file:
+        with open_bounded(path / ARCHIVE if inside else path, max_bytes=self.files[ARCHIVE]) as file:
             return _from_archive(file, self._sizes)
 
 
 def _whole(path: Path, size: int) -> Bytes:
-    with unpacked(path, most=size) as file:
+    with open_bounded(path, max_bytes=size) as file:
         content = file.take(size)
-        file.end()
+        file.expect_end()
         return content
 
 
-def _from_archive(file: Unpacked, sizes: Mapping[str, int]) -> dict[str, Bytes]:
-    """The wanted members, by name. Nothing is ever extracted to the disk, and no other member is looked at."""
+def _from_archive(file: BoundedReader, sizes: Mapping[str, int]) -> dict[str, Bytes]:
+    """The wanted members, by name. Nothing is extracted to the disk, and other members are skipped."""
     found: dict[str, Bytes] = {}
     for name, size in _members(file):
         wanted = name.removeprefix(f"{FOLDER}/")
@@ -79,23 +79,23 @@ def _from_archive(file: Unpacked, sizes: Mapping[str, int]) -> dict[str, Bytes]:
             file.skip(size + padding)
             continue
         if size != sizes[wanted] or wanted in found:
-            raise InvalidValue(f"its {wanted} does not have the size that it should have, or is there twice")
+            raise InvalidValue(f"its {wanted} has the wrong size, or occurs twice")
         found[wanted] = file.take(size)
         file.skip(padding)
     missing = [name for name in sizes if name not in found]
     if missing:
-        raise InvalidValue(f"it lacks {', '.join(missing)}")
+        raise InvalidValue(f"it does not contain {', '.join(missing)}")
     return found
 
 
-def _members(file: Unpacked) -> Iterator[tuple[str, int]]:
-    """The names and sizes that a tar file states, header by header; the caller takes or skips what follows each.
+def _members(file: BoundedReader) -> Iterator[tuple[str, int]]:
+    """The names and sizes of a tar file's members; the caller takes or skips the content of each.
 
-    Python's own reader does as headers say: it collects names of any length, and goes to and fro.
+    Python's tarfile trusts headers: it reads names of any length, and seeks where they say.
     """
-    for _ in range(MEMBERS):
+    for _ in range(MAX_MEMBERS):
         header = file.take(_BLOCK).tobytes()
-        if not any(header):  # so it ends
+        if not any(header):  # the end of the archive
             return
         stated = re.fullmatch(rb" *([0-7]{1,11})[ \0]*", header[124:136])
         if stated is None or header[257:262] not in (b"ustar", b"\0" * 5):
@@ -104,4 +104,4 @@ def _members(file: Unpacked) -> Iterator[tuple[str, int]]:
         if name.startswith("/") or ".." in name.split("/"):
             raise InvalidValue(f"its member {shown(name)} points out of the archive")
         yield name, int(stated[1], 8)
-    raise InvalidValue("it has far more members than the data set has files")
+    raise InvalidValue(f"it has more than {MAX_MEMBERS} members")

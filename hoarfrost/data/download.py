@@ -1,4 +1,4 @@
-"""Raw files from the web into a folder. What is in them is somebody else's question: nothing here looks inside."""
+"""Downloads files into a folder. Their content is not looked at here."""
 
 import http.client
 import urllib.error
@@ -9,22 +9,22 @@ from pathlib import Path
 from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import line
 
-Progress = Callable[[str, int, int | None], None]  # a file's name, how many bytes of it are there, of how many if known
+Progress = Callable[[str, int, int | None], None]  # file name, bytes done, total bytes if known
 
-TIMEOUT = 30  # seconds without a sign of life
+TIMEOUT = 30  # seconds without an answer
 PIECE = 1 << 16  # bytes between two reports of progress
 
 
-def download(home: str, files: Mapping[str, int], folder: Path, progress: Progress) -> None:
-    """Copies files from their home into a folder; one that is larger than the number beside it is given up."""
-    for name, most in files.items():
+def download(mirror: str, files: Mapping[str, int], folder: Path, progress: Progress) -> None:
+    """Downloads files from a mirror into a folder; ``files`` gives the maximum size of each in bytes."""
+    for name, max_bytes in files.items():
         try:
-            _copy(f"{home}{name}", folder / name, most, progress)
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an address that is none
-            raise InvalidValue(line(f"{home}{name}: {_reason(error)}")) from error
+            _copy(f"{mirror}{name}", folder / name, max_bytes, progress)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not a URL
+            raise InvalidValue(line(f"{mirror}{name}: {_reason(error)}")) from error
 
 
-def _copy(url: str, path: Path, most: int, progress: Progress) -> None:
+def _copy(url: str, path: Path, max_bytes: int, progress: Progress) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "hoarfrost"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, open(path, "wb") as file:
         stated = answer.headers.get("Content-Length", "")
@@ -33,11 +33,11 @@ def _copy(url: str, path: Path, most: int, progress: Progress) -> None:
         progress(path.name, done, total)
         while piece := answer.read(PIECE):
             done += len(piece)
-            if max(done, total or 0) > most:
+            if max(done, total or 0) > max_bytes:
                 raise InvalidValue("the file there is larger than the data set")
             file.write(piece)
             progress(path.name, done, total)
-        if total is not None and done < total:  # Python takes a lost connection for the end of the file
+        if total is not None and done < total:  # Python treats a lost connection as the end of the file
             raise InvalidValue("the connection was lost")
 
 

@@ -1,4 +1,4 @@
-"""A data set from its home on the web, or from raw files at hand, into the cache."""
+"""Fetches a data set into the cache, from the web or from raw files on this machine."""
 
 import tempfile
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import Tensor
 
 from hoarfrost.data import cache
+from hoarfrost.data.catalog import CATALOG, CatalogEntry
 from hoarfrost.data.download import Progress, download
-from hoarfrost.data.known import KNOWN, Known
 from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import line, shown, shown_path
 
@@ -17,47 +17,47 @@ def _silent(name: str, done: int, total: int | None) -> None:
 
 
 def fetch(name: str, source: str | Path | None = None, progress: Progress = _silent) -> Path:
-    """Brings a data set into the cache, unless it is there, and hands back the path of its file.
+    """Puts a data set into the cache, unless it is there, and returns the path of its file.
 
     Args:
         source: a folder or an archive with the raw files; by default they are downloaded.
-        progress: told of every piece that was downloaded.
+        progress: called for every piece that was downloaded.
 
     Guarantees:
-        What arrives in the cache is the data set, to the last pixel: its content is compared with a checksum. Raw files
-        run nothing, are not extracted, and are never read further than the data set is long.
+        The cached content is compared with a checksum. Raw files run no code, are not extracted to the disk, and are
+        never read beyond the size of the data set.
     """
-    if name not in KNOWN:
-        raise InvalidValue(f"there is no data set {shown(name)} to fetch; there are {', '.join(KNOWN)}")
-    known = KNOWN[name]
+    if name not in CATALOG:
+        raise InvalidValue(f"no data set named {shown(name)}; available: {', '.join(CATALOG)}")
+    entry = CATALOG[name]
     try:
-        cache.read(known)
-    except InvalidValue:  # not there, or not what it should be
-        parts = _downloaded(known, progress) if source is None else _checked(known, Path(source))
-        return cache.store(known, parts)
-    return cache.place(known)
+        cache.read(entry)
+    except InvalidValue:  # not there, or damaged
+        parts = _downloaded(entry, progress) if source is None else _checked(entry, Path(source))
+        return cache.store(entry, parts)
+    return cache.path_of(entry)
 
 
-def _checked(known: Known, path: Path) -> dict[str, Tensor]:
-    parts = known.raw.read(path)
+def _checked(entry: CatalogEntry, path: Path) -> dict[str, Tensor]:
+    parts = entry.raw.read(path)
     try:
-        known.check(parts)
+        entry.check(parts)
     except InvalidValue as error:
         raise InvalidValue(line(f"{shown_path(path)}: {error}")) from error
     return parts
 
 
-def _downloaded(known: Known, progress: Progress) -> dict[str, Tensor]:
-    """From the first home that has it, whole and right."""
+def _downloaded(entry: CatalogEntry, progress: Progress) -> dict[str, Tensor]:
+    """From the first mirror whose files pass the checksum."""
     reasons = []
-    for home in known.homes:
+    for mirror in entry.mirrors:
         with tempfile.TemporaryDirectory(prefix="hoarfrost-") as folder:
             try:
-                download(home, known.raw.files, Path(folder), progress)
-                return _checked(known, Path(folder))
+                download(mirror, entry.raw.files, Path(folder), progress)
+                return _checked(entry, Path(folder))
             except InvalidValue as error:
-                reasons.append(str(error).replace(folder, home.rstrip("/")))
+                reasons.append(str(error).replace(folder, mirror.rstrip("/")))
     raise InvalidValue(
-        f"cannot download {known.name} from any of {len(reasons)} places; at the first: {reasons[0]}; "
-        f"if you have its files, `hoarfrost data get {known.name} --from FOLDER` takes them"
+        f"cannot download {entry.name} from any of its {len(reasons)} mirrors; the first says: {reasons[0]}; "
+        f"if you have the files, run `hoarfrost data get {entry.name} --from FOLDER`"
     )

@@ -1,4 +1,4 @@
-"""The format of MNIST and of what was modelled on it: four files, each a short header and then bytes."""
+"""The IDX format of MNIST and Fashion-MNIST: four files, each a short header and then bytes."""
 
 import os
 import struct
@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hoarfrost.data.unpack import SLACK, unpacked
+from hoarfrost.data.bounded_reader import SLACK, open_bounded
 from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import shown_path
 
-BYTES = 0x800  # in the header's first number: what follows are bytes. The last digit is the number of dimensions.
+BYTES = 0x800  # in the header's first number: the data are bytes. Its last digit is the number of dimensions.
 
 _PREFIXES = {"train": "train", "test": "t10k"}
 
 
 @dataclass(frozen=True)
-class Idx:
-    """So many images [1, H, W] to train on and to test on, and their labels, in idx files, plain or .gz."""
+class IdxFormat:
+    """Training and test images [1, H, W] and their labels in IDX files, plain or .gz."""
 
     train: int
     test: int
@@ -28,7 +28,7 @@ class Idx:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """What there is to download, and how large each may be."""
+        """The files to download, and the maximum size of each in bytes."""
         return {
             f"{name}.gz": _header_and_data(dimensions) + SLACK
             for images, labels in map(self._arrays, _PREFIXES)
@@ -36,9 +36,9 @@ class Idx:
         }
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """The four parts, from the folder that holds the files."""
+        """The four arrays, from the folder with the files."""
         if not os.path.isdir(folder):
-            raise InvalidValue(f"{shown_path(folder)} is no folder; give the one that holds {', '.join(self.files)}")
+            raise InvalidValue(f"{shown_path(folder)} is not a folder; give the folder with {', '.join(self.files)}")
         parts = {}
         for split in _PREFIXES:
             (images, sizes), (labels, count) = self._arrays(split)
@@ -58,12 +58,12 @@ def _read(folder: Path, name: str, dimensions: tuple[int, ...]) -> Tensor:
         raise InvalidValue(f"there is neither {name} nor {name}.gz in {shown_path(folder)}")
     expected = _header(dimensions)
     size = _header_and_data(dimensions)
-    with unpacked(path, most=size) as file:
-        # All that a header can say is known beforehand, so nothing that it says is believed.
+    with open_bounded(path, max_bytes=size) as file:
+        # The whole header is known beforehand: compare, do not parse.
         if file.take(len(expected)).tobytes() != expected:
-            raise InvalidValue(f"it does not begin as an idx file of bytes {list(dimensions)} does")
+            raise InvalidValue(f"it does not start with the header of an IDX file of bytes {list(dimensions)}")
         content = file.take(size - len(expected))
-        file.end()
+        file.expect_end()
     return torch.from_numpy(content.reshape(dimensions))
 
 

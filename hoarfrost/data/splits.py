@@ -1,4 +1,4 @@
-"""What a data set is here: tensors to train on, tensors to test on, and how many classes there are."""
+"""A data set: training tensors, test tensors and the number of classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 
-MOST_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Splits:
 
     @classmethod
     def of(cls, x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, classes: int | None = None) -> Splits:
-        """Checks four tensors against each other, and brings them to the types that training uses.
+        """Checks that four tensors fit together, and converts them to the types that training uses.
 
         Args:
             x_train, x_test: examples. Floating point becomes float32; uint8 (pixels) is scaled to [0, 1]; other
                 integers (token ids) stay integers.
-            classes: how many there are; by default the largest label decides. If it would tell something that a rare
-                class occurs in the training data at all, say the number.
+            classes: the number of classes; by default from the largest label. State it if the presence of a rare class
+                in the training data is private.
 
         Guarantees:
-            Messages name the array and the rule, and the shape of one example: no value, and not how many there are.
+            Messages contain names, rules and the shape of one example, but neither values nor the number of examples.
 
         >>> pixels, labels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2, 1, 0])
         >>> Splits.of(pixels, labels, pixels[:2], labels[:2]).classes
@@ -49,22 +49,21 @@ class Splits:
         test = _paired("test", x_test, y_test)
         if x_train.shape[1:] != x_test.shape[1:]:
             raise InvalidValue(
-                f"examples to train on have shape {tuple(x_train.shape[1:])}, those to test on "
-                f"{tuple(x_test.shape[1:])}"
+                f"training examples have shape {tuple(x_train.shape[1:])}, test examples {tuple(x_test.shape[1:])}"
             )
-        most = classes or MOST_CLASSES
+        limit = classes or MAX_CLASSES
         largest = 0
         for part, labels in (("y_train", train.tensors[1]), ("y_test", test.tensors[1])):
             largest = max(largest, int(labels.max()))
-            if largest >= most:
-                raise InvalidValue(f"{part} holds a label outside of 0 to {most - 1}, the numbers that classes have")
+            if largest >= limit:
+                raise InvalidValue(f"{part} holds a label outside of 0 to {limit - 1}")
         return cls(train, test, classes or largest + 1)
 
     def scaled(self, mean: Sequence[float], std: Sequence[float]) -> Splits:
-        """(x − mean) / std, with one number of each for every channel (an example's first dimension), or one for all.
+        """(x − mean) / std, with one value for every channel (an example's first dimension), or one for all.
 
         Args:
-            mean, std: public constants. Taken from the private examples they would tell about them.
+            mean, std: public constants. Computed from private examples they would leak information about them.
 
         >>> pixels, labels = torch.ones(5, 1, 4, 4), torch.tensor([0, 1, 2, 1, 0])
         >>> Splits.of(pixels, labels, pixels, labels).scaled([0.5], [0.25]).train[0][0].unique().item()
@@ -77,12 +76,12 @@ class Splits:
             validate.finite(std=each)
         examples = self.train.tensors[0]
         if not examples.is_floating_point():
-            raise InvalidValue("mean and std are for examples of real numbers, and these are whole ones")
+            raise InvalidValue("mean and std are for examples of real numbers; these are integers")
         channels = self.shape[0] if self.shape else 1
         for name, numbers in (("mean", mean), ("std", std)):
             if len(numbers) not in (1, channels):
                 raise InvalidValue(
-                    f"{name} has {len(numbers)} numbers, and an example {channels} channels: give 1 or all"
+                    f"{name} has {len(numbers)} values, and an example has {channels} channels: give 1 or {channels}"
                 )
         view = (-1, *[1] * (len(self.shape) - 1))
         shift, scale = (torch.tensor(numbers, dtype=examples.dtype).view(view) for numbers in (mean, std))
@@ -100,28 +99,28 @@ class Splits:
 def _paired(part: str, x: Tensor, y: Tensor) -> TensorDataset:
     examples, labels = _examples(f"x_{part}", x), _labels(f"y_{part}", y)
     if len(x) != len(y):
-        raise InvalidValue(f"x_{part} and y_{part} differ in length; there must be one label for each example")
+        raise InvalidValue(f"x_{part} and y_{part} differ in length; give one label for each example")
     return TensorDataset(examples, labels)
 
 
 def _examples(name: str, x: Tensor) -> Tensor:
     if x.dim() == 0 or x.numel() == 0:
-        raise InvalidValue(f"{name} is empty: there is no number in it")
+        raise InvalidValue(f"{name} is empty")
     if x.dtype == torch.uint8:
-        return x.to(torch.float32).div_(255)  # in place: a second copy would be the larger part of the memory
+        return x.to(torch.float32).div_(255)  # in place: a second copy would need most of the memory
     if x.is_floating_point():
         return x.to(torch.float32)
     if x.is_complex():
-        raise InvalidValue(f"{name} holds complex numbers; give real ones")
+        raise InvalidValue(f"{name} holds complex numbers; use real ones")
     return x.to(torch.int64)
 
 
 def _labels(name: str, y: Tensor) -> Tensor:
     if y.dim() != 1:
-        raise InvalidValue(f"{name} must have one dimension, a class for each example; it has {y.dim()}")
+        raise InvalidValue(f"{name} must have one dimension (a class for each example), not {y.dim()}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InvalidValue(f"{name} must hold whole numbers (the classes), got {y.dtype}")
-    labels = y.to(torch.int64)  # first: not every kind of integer has a smallest one
+        raise InvalidValue(f"{name} must hold integers (the classes), got {y.dtype}")
+    labels = y.to(torch.int64)  # first: not every integer type has min()
     if len(labels) and int(labels.min()) < 0:
         raise InvalidValue(f"{name} holds a negative label; classes are counted from 0")
     return labels

@@ -25,7 +25,7 @@ def sensitivity_alarms(fault: Fault, patch: pytest.MonkeyPatch, seed: int = 0) -
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_audits_catch_the_fault_every_time(name: str) -> None:
-    """By small audits, of 1,280 samples a world and 85 neighbours: larger ones see more."""
+    """By small audits, of 1,280 samples and 85 neighbouring batches: larger ones detect more."""
     caught = 0
     for repetition in range(REPETITIONS):
         with pytest.MonkeyPatch.context() as patch:
@@ -53,17 +53,17 @@ def test_the_lower_bound_itself_exceeds_the_claim_when_noise_is_missing(
     result = audit.step(noise_multiplier=SIGMA_OF_EPSILON_4)
     assert result.epsilon_lower > result.epsilon_claimed
     assert result.run_epsilon_lower > result.run_epsilon_claimed
-    assert result.alarms[0].startswith("canaries are found more often than the noise allows")
+    assert result.alarms[0].startswith("canaries are detected more often than the claim allows")
 
 
 def test_the_alarm_names_the_coordinate_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     (alarm,) = step_alarms(FURTHER["one coordinate without noise"], monkeypatch, canaries=64, rounds=30)
-    assert alarm.startswith("1 of 129 coordinates get noise of another size than stated: parts.0.weight[0]")
+    assert alarm.startswith("1 of 129 coordinates get noise of the wrong variance: parts.0.weight[0]")
 
 
 def test_clipping_after_summation_needs_the_opposing_example(monkeypatch: pytest.MonkeyPatch) -> None:
     (alarm,) = sensitivity_alarms(FAULTS["clipping after summation"], monkeypatch)
-    assert "among an opposing example moves the clipped sum by 2 times" in alarm
+    assert "added to an opposing example: moves the clipped sum by 2 times" in alarm
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The noise audit finds noise that is missing somewhere in a network of one's own."""
+"""The noise audit finds noise that is missing somewhere in a given network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import audit
-from hoarfrost.audit.blank import NoiseAudit
 from hoarfrost.audit.canaries import ByFreezer
-from hoarfrost.audit.everything import Subject, everything
-from hoarfrost.audit.neighbours import SensitivityAudit
+from hoarfrost.audit.noise_audit import NoiseAudit
+from hoarfrost.audit.sensitivity_audit import SensitivityAudit
+from hoarfrost.audit.suite import Subject, run_suite
 from hoarfrost.freezing import Random
 from hoarfrost.gradients import Engine
 from hoarfrost.gradients.contributions import MaskedOuter
@@ -99,7 +99,7 @@ FREEZE = {
 @pytest.mark.parametrize("kind", FREEZE)
 def test_a_recipe_is_audited_with_what_it_freezes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(freeze=FREEZE[kind])
-    found = [result for result in everything(Subject(recipe)) if isinstance(result, NoiseAudit | SensitivityAudit)]
+    found = [result for result in run_suite(Subject(recipe)) if isinstance(result, NoiseAudit | SensitivityAudit)]
     assert all(result.passed for result in found)
     shown = {"layers": "Layers(first=1", "random": "Random(rate=0.6", "ranked": "Ranked(rate=0.5", "pruned": "Pruned("}
     _, noise = (result for result in found if result.freeze.startswith(shown[kind]))
@@ -107,4 +107,4 @@ def test_a_recipe_is_audited_with_what_it_freezes(kind: str, monkeypatch: pytest
     if kind == "random":
         right = MaskedOuter._rounded_up
         monkeypatch.setattr(MaskedOuter, "_rounded_up", lambda *of: right(*of) / 4)  # half the norm of what is live
-        assert not all(result.passed for result in everything(Subject(recipe)))
+        assert not all(result.passed for result in run_suite(Subject(recipe)))

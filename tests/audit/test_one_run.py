@@ -1,4 +1,4 @@
-"""The one-run audit: the bound is never too bold, the guesser does not peek, and a training that leaks is caught."""
+"""The one-run audit: the bound holds, guesses do not depend on the coin flips, and training that leaks is detected."""
 
 import math
 from pathlib import Path
@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hoarfrost import budget, data
-from hoarfrost.audit import one_training as module
-from hoarfrost.audit.guesses import OneRunAudit, default_guesses, lower_bound
-from hoarfrost.audit.one_training import make_canaries, one_run
+from hoarfrost.audit import one_run_audit as module
+from hoarfrost.audit.one_run_audit import make_canaries, one_run
+from hoarfrost.audit.one_run_bound import OneRunAudit, default_guesses, lower_bound
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Noise
 from hoarfrost.recipes.schema import Recipe
@@ -66,15 +66,15 @@ def test_private_mechanisms_are_falsely_refuted_at_most_as_often_as_stated(
 def gaussian(epsilon: float, canaries: int, noise: float = 1.0) -> OneRunAudit:
     """Every canary has a coordinate of its own in one release of the Gaussian mechanism."""
     sigma = noise * budget.noise_multiplier(epsilon, 1e-5, 1.0, 1)
-    inside = torch.rand(canaries) < 0.5
-    return OneRunAudit.of(inside + sigma * torch.randn(canaries), inside, claimed=epsilon, delta=1e-5)
+    included = torch.rand(canaries) < 0.5
+    return OneRunAudit.of(included + sigma * torch.randn(canaries), included, epsilon_claimed=epsilon, delta=1e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 0.45), (4.0, 1.85)])
 def test_a_gaussian_mechanism_gets_the_known_bound_and_no_alarm(epsilon: float, expected: float) -> None:
     torch.manual_seed(0)
     audits = [gaussian(epsilon, 10_000) for _ in range(20)]
-    assert np.mean([audit.lower for audit in audits]) == pytest.approx(expected, abs=0.1)
+    assert np.mean([audit.epsilon_lower for audit in audits]) == pytest.approx(expected, abs=0.1)
     assert all(audit.passed for audit in audits)
 
 
@@ -86,7 +86,8 @@ def test_a_gaussian_mechanism_with_a_quarter_of_its_noise_alarms() -> None:
 def test_a_guesser_without_any_knowledge_hardly_ever_refutes_anything() -> None:
     torch.manual_seed(0)
     bounds = [
-        OneRunAudit.of(torch.randn(300), torch.rand(300) < 0.5, claimed=0.0, delta=1e-5).lower for _ in range(200)
+        OneRunAudit.of(torch.randn(300), torch.rand(300) < 0.5, epsilon_claimed=0.0, delta=1e-5).epsilon_lower
+        for _ in range(200)
     ]
     assert np.mean([bound > 0 for bound in bounds]) <= 0.1  # 0.05 and three standard deviations
 
@@ -103,36 +104,46 @@ def test_more_right_guesses_show_more_and_more_doubt_shows_less() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"guesses": 0}, {"guesses": 11}, {"right": 6}, {"right": -1}, {"delta": 1.0}, {"delta": -0.1}, {"confidence": 1}],
+    [
+        {"guesses": 0},
+        {"guesses": 11},
+        {"correct": 6},
+        {"correct": -1},
+        {"delta": 1.0},
+        {"delta": -0.1},
+        {"confidence": 1},
+    ],
 )
 def test_counts_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"right": 5, "guesses": 5, "canaries": 10, "delta": 1e-5} | wrong
+    given: dict[str, Any] = {"correct": 5, "guesses": 5, "canaries": 10, "delta": 1e-5} | wrong
     with pytest.raises(InvalidValue):
-        lower_bound(given.pop("right"), **given)
+        lower_bound(given.pop("correct"), **given)
 
 
 def test_the_guesser_names_the_highest_as_in_and_the_lowest_as_out() -> None:
-    inside = torch.tensor([True, True, False, True, False, True, False])
+    included = torch.tensor([True, True, False, True, False, True, False])
     scores = torch.tensor([9.0, -9.0, -8.0, 0.0, 1.0, 8.0, 7.0])
-    assert OneRunAudit.of(scores, inside, claimed=1, delta=0.1, guesses=4).right == 3
-    assert OneRunAudit.of(scores, inside, claimed=1, delta=0.1, guesses=5).right == 3  # an odd one is an "in"
-    assert OneRunAudit.of(scores, inside, claimed=1, delta=0.1, guesses=1).right == 1
-    assert OneRunAudit.of(scores * math.nan, inside, claimed=1, delta=0.1).guesses == 7
+    assert OneRunAudit.of(scores, included, epsilon_claimed=1, delta=0.1, guesses=4).correct == 3
+    assert (
+        OneRunAudit.of(scores, included, epsilon_claimed=1, delta=0.1, guesses=5).correct == 3
+    )  # an odd one is an "in"
+    assert OneRunAudit.of(scores, included, epsilon_claimed=1, delta=0.1, guesses=1).correct == 1
+    assert OneRunAudit.of(scores * math.nan, included, epsilon_claimed=1, delta=0.1).guesses == 7
     with pytest.raises(InvalidValue, match="tensors"):
-        OneRunAudit.of(scores, inside[1:], claimed=1, delta=0.1)
+        OneRunAudit.of(scores, included[1:], epsilon_claimed=1, delta=0.1)
     with pytest.raises(InvalidValue, match="8 guesses"):
-        OneRunAudit.of(scores, inside, claimed=1, delta=0.1, guesses=8)
+        OneRunAudit.of(scores, included, epsilon_claimed=1, delta=0.1, guesses=8)
 
 
 def test_the_audit_says_when_it_could_not_have_alarmed() -> None:
-    could_not = OneRunAudit.of_counts(20, guesses=20, canaries=20, claimed=8.0, delta=1e-5)
+    could_not = OneRunAudit.of_counts(20, guesses=20, canaries=20, epsilon_claimed=8.0, delta=1e-5)
     assert could_not.passed
     assert "could not have alarmed" in str(could_not)
-    could = OneRunAudit.of_counts(10, guesses=20, canaries=20, claimed=1.0, delta=1e-5)
-    assert could.highest == could_not.lower
+    could = OneRunAudit.of_counts(10, guesses=20, canaries=20, epsilon_claimed=1.0, delta=1e-5)
+    assert could.epsilon_lower_max == could_not.epsilon_lower
     assert "could not" not in str(could)
-    facts = OneRunAudit.of_counts(20, guesses=20, canaries=20, claimed=math.inf, delta=1e-5).as_dict()
-    assert (facts["claimed"], facts["passed"], facts["right"]) == (None, True, 20)
+    facts = OneRunAudit.of_counts(20, guesses=20, canaries=20, epsilon_claimed=math.inf, delta=1e-5).as_dict()
+    assert (facts["epsilon_claimed"], facts["passed"], facts["correct"]) == (None, True, 20)
 
 
 # End to end
@@ -165,8 +176,8 @@ def test_training_without_noise_that_claims_epsilon_1_is_caught(
 ) -> None:
     monkeypatch.setattr(Noise, "add_", lambda *args: None)
     audit = one_run(recipe, canaries=400)
-    assert 0.9 < audit.claimed <= 1
-    assert audit.lower > 1.5
+    assert 0.9 < audit.epsilon_claimed <= 1
+    assert audit.epsilon_lower > 1.5
     assert not audit.passed
     assert "ALARM" in str(audit)
 
@@ -174,7 +185,7 @@ def test_training_without_noise_that_claims_epsilon_1_is_caught(
 def test_the_same_training_with_its_noise_is_not(recipe: Recipe) -> None:
     audit = one_run(recipe, canaries=400)
     assert (audit.canaries, audit.guesses, audit.seeded) == (400, 200, False)
-    assert 0.9 < audit.claimed <= 1 < audit.highest
+    assert 0.9 < audit.epsilon_claimed <= 1 < audit.epsilon_lower_max
     assert audit.passed
 
 
@@ -207,9 +218,9 @@ def test_sampling_steps_and_divisor_are_the_recipes_whatever_the_coins(
         assert private.optimizer.expected_batch == 200
         assert private.steps == private.steps_taken == 3
         assert private.allowance is None
-        assert audit.claimed == private.epsilon()
-        inside = len(settings["data"]) - 350  # half as many examples as there are canaries make room for them
-        assert 20 <= inside <= 80
+        assert audit.epsilon_claimed == private.epsilon()
+        included = len(settings["data"]) - 350  # half as many examples as there are canaries make room for them
+        assert 20 <= included <= 80
     assert len({len(settings["data"]) for _, settings in made}) <= 2
 
 
@@ -235,20 +246,20 @@ def test_a_seed_repeats_the_audit_and_leaves_the_callers_randomness_alone(quick:
 
 def test_coins_are_fair_fresh_and_unrelated_to_torchs_generator() -> None:
     torch.manual_seed(0)
-    first = module._coins(10_000, None)
+    first = module._coin_flips(10_000, None)
     torch.manual_seed(0)
-    second = module._coins(10_000, None)
-    for coins in (first, second, first == second, module._coins(10_000, seed=1)):
+    second = module._coin_flips(10_000, None)
+    for coins in (first, second, first == second, module._coin_flips(10_000, seed=1)):
         assert abs(coins.double().mean() - 0.5) < 0.025  # five standard deviations
-    assert torch.equal(module._coins(100, seed=1), module._coins(100, seed=1))
+    assert torch.equal(module._coin_flips(100, seed=1), module._coin_flips(100, seed=1))
 
 
 def test_only_canaries_that_came_out_in_are_trained_on() -> None:
     examples = TensorDataset(torch.arange(50.0), torch.zeros(50, dtype=torch.long))
-    canaries = TensorDataset(torch.arange(100.0, 120.0), torch.ones(20, dtype=torch.long))
-    inside = torch.arange(20) % 3 == 0
-    x, y = module._mixed(examples, canaries, inside).tensors
-    assert set(x[y == 1].tolist()) == set((torch.arange(100.0, 120.0)[inside]).tolist())
+    canary_set = TensorDataset(torch.arange(100.0, 120.0), torch.ones(20, dtype=torch.long))
+    included = torch.arange(20) % 3 == 0
+    x, y = module._with_canaries(examples, canary_set, included).tensors
+    assert set(x[y == 1].tolist()) == set((torch.arange(100.0, 120.0)[included]).tolist())
     assert len(set(x[y == 0].tolist())) == 40
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hoarfrost import audit
-from hoarfrost.audit import batches
+from hoarfrost.audit import sampling_audit
 from hoarfrost.errors import InvalidValue
 from hoarfrost.sampling import Poisson
 
@@ -78,13 +78,13 @@ def test_a_record_left_out_is_seen_where_all_take_part(monkeypatch: pytest.Monke
 
 def test_alarms_are_as_rare_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level that can be counted: three tests at 2 % each, where batches hold one record or two."""
-    monkeypatch.setattr(batches, "ALPHA", 0.02)
+    monkeypatch.setattr(sampling_audit, "ALPHA", 0.02)
     random = np.random.default_rng(0)
     drawn = [random.random((300, 300)) < 0.005 for _ in range(500)]
-    alarms = [list(batches._faults(each.sum(1), each.sum(0), False, 0.005)) for each in drawn]
+    alarms = [list(sampling_audit._faults(each.sum(1), each.sum(0), False, 0.005)) for each in drawn]
     assert 0.03 < sum(map(len, alarms)) / 500 < 0.09
 
 
-def test_too_few_draws_to_see_anything_are_refused() -> None:
+def test_too_few_draws_are_refused() -> None:
     with pytest.raises(InvalidValue, match="at least 10000 of both"):
         audit.sampling(sample_rate=1e-4)

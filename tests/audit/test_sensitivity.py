@@ -23,7 +23,7 @@ from tests.audit.faults import nothing_clipped
 def test_every_clipping_style_keeps_to_its_sensitivity(clip: Clipper, freeze: Freezing) -> None:
     result = audit.sensitivity(clip=clip, freeze=freeze, rounds=1)
     assert result.passed, result
-    assert result.movement > 0.999  # it could have failed: one example moves all that it may
+    assert result.ratio > 0.999  # it could have failed: one example moves all that it may
 
 
 def network() -> nn.Module:
@@ -39,7 +39,7 @@ def classified(output: Tensor) -> Tensor:
 def test_a_network_of_ones_own_can_be_audited(loss: object) -> None:
     result = audit.sensitivity(clip=Local(0.2), model=network(), shape=(1, 6, 6), loss=loss, rounds=1)  # type: ignore[arg-type]
     assert result.passed, result
-    assert result.movement > 0.999
+    assert result.ratio > 0.999
     assert result.model == "Sequential"
 
 
@@ -47,7 +47,7 @@ def test_it_fails_on_the_same_network_when_nothing_is_clipped(monkeypatch: pytes
     nothing_clipped(monkeypatch)
     result = audit.sensitivity(clip=Local(0.2), model=network(), shape=(1, 6, 6), rounds=1)
     assert not result.passed
-    assert result.movement > 100
+    assert result.ratio > 100
 
 
 def test_the_network_is_left_as_it_was() -> None:
@@ -59,14 +59,14 @@ def test_the_network_is_left_as_it_was() -> None:
     assert "forward" not in model.__dict__
 
 
-def test_a_release_that_is_not_finite_is_an_infinite_movement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_is_not_finite_is_an_infinite_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Local, "factors", lambda self, norms: torch.full_like(norms, torch.nan))
     result = audit.sensitivity(rounds=1)
-    assert result.movement == torch.inf
-    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["movement"] is None
+    assert result.ratio == torch.inf
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["ratio"] is None
     assert "ALARM" in str(result)
 
 
 def test_a_shape_without_a_model_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="both or neither"):
+    with pytest.raises(InvalidValue, match=r"give both model and shape .*, or neither"):
         audit.sensitivity(shape=(3,))

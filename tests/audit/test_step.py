@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hoarfrost import audit, budget
 from hoarfrost.audit import battery
 from hoarfrost.audit.battery import Configuration, configurations
-from hoarfrost.audit.canaries import ByFreezer, Freezing, loudest
+from hoarfrost.audit.canaries import ByFreezer, Freezing, worst_case_norms
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer, Largest, Random, Ranked
@@ -26,7 +26,7 @@ SMALL = {"canaries": 128, "rounds": 10}
     ("sigma", "epsilon", "at_least"), [(SIGMA_OF_EPSILON_1, 1.0, 0.65), (SIGMA_OF_EPSILON_4, 4.0, 3.4)]
 )
 def test_the_lower_bound_is_close_to_the_truth(sigma: float, epsilon: float, at_least: float) -> None:
-    """Or the audit is too weak to be one: with 51,200 samples a world, at 99.9999 % confidence."""
+    """Or the audit is too weak to be one: with 51,200 samples, at 99.9999 % confidence."""
     result = audit.step(noise_multiplier=sigma, delta=1e-5)
     assert result.samples == 51_200
     assert at_least <= result.epsilon_lower <= result.epsilon_claimed == pytest.approx(epsilon, rel=1e-4)
@@ -37,7 +37,7 @@ def test_every_configuration_passes(configuration: Configuration) -> None:
     result = configuration.step(**SMALL)
     assert result.passed, result
     assert result.samples == 1280  # no frozen coordinate took a canary's place
-    assert result.mu_lower > 0.3  # it could have failed: canaries are found
+    assert result.mu_lower > 0.3  # it could have failed: canaries are detected
 
 
 @pytest.mark.parametrize("freezer", [Ranked(rate=0.5), Largest(share=0.5)], ids=str)
@@ -66,14 +66,14 @@ def test_it_tells_people_and_machines_the_same() -> None:
     assert facts["passed"] is True
     assert facts["alarms"] == []
     assert facts["mu_lower"] == result.mu_lower
-    assert f"μ 1.000 claimed, at least {result.mu_lower:.3f} measured" in str(result)
+    assert f"μ 1.000 claimed, lower bound {result.mu_lower:.3f}" in str(result)
     assert result.lines()[-1] == "no alarm"
 
 
 def test_a_seed_repeats_it_and_no_seed_does_not() -> None:
     runs = [audit.step(noise_multiplier=1.0, seed=seed, **SMALL) for seed in (5, 5, None, None)]
     assert runs[0] == runs[1]
-    assert len({(run.missed, run.imagined) for run in runs}) > 1
+    assert len({(run.false_negatives, run.false_positives) for run in runs}) > 1
 
 
 def test_torchs_random_state_is_left_alone() -> None:
@@ -126,11 +126,11 @@ class Global(Local):
 
 def test_the_canary_of_a_clipper_that_drops_is_just_below_the_drop() -> None:
     clip = Global(0.5)
-    assert 0.9998 * clip.bound < float(loudest(clip)) <= clip.bound
+    assert 0.9998 * clip.bound < float(worst_case_norms(clip)) <= clip.bound
     result = audit.step(noise_multiplier=1.0, clip=clip, **SMALL)
     assert result.passed, result
     assert result.mu_lower > 0.3
-    assert audit.sensitivity(clip=clip, rounds=1).movement > 0.999
+    assert audit.sensitivity(clip=clip, rounds=1).ratio > 0.999
 
 
 class Alternating(Freezing):

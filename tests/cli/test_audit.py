@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hoarfrost.audit import accounts
+from hoarfrost import audit
 from hoarfrost.budget import Ledger
 from hoarfrost.cli import app
 from hoarfrost.errors import InvalidValue
@@ -25,8 +25,8 @@ def test_a_right_run_raises_no_alarm(folder: Path) -> None:
     assert result.exit_code == 0, result.stderr
     said = json.loads(result.stdout)
     assert said["passed"]
-    kinds = [audit["kind"] for audit in said["audits"]]
-    assert kinds == ["books", "sampling", "sensitivity", "sensitivity", "noise", "step"]
+    kinds = [each["kind"] for each in said["audits"]]
+    assert kinds == ["ledger", "sampling", "sensitivity", "sensitivity", "noise", "step"]
     step = said["audits"][-1]
     assert step["mu_claimed"] == 1.0
     assert 0.9 < step["mu_lower"] < 1.0
@@ -35,7 +35,7 @@ def test_a_right_run_raises_no_alarm(folder: Path) -> None:
 def test_a_recipe_is_audited_without_training_it() -> None:
     result = CliRunner().invoke(app, ["audit", "digits"])
     assert result.exit_code == 0, result.stderr
-    assert "ε 3.000 claimed, at least" in result.stdout
+    assert "ε 3.000 claimed, lower bound" in result.stdout
     assert result.stdout.rstrip().endswith("which is evidence and not proof")
 
 
@@ -59,7 +59,7 @@ def test_a_statement_that_says_less_than_the_ledger_is_found(folder: Path, tmp_p
     stated = json.loads((run / "budget.json").read_text())
     stated["releases"][0]["steps"] -= 1
     (run / "budget.json").write_text(json.dumps(stated))
-    assert "more than the run states" in str(accounts.books(run))
+    assert "the ledger charged more than the run states" in str(audit.ledger(run))
 
 
 def test_an_epsilon_that_its_releases_exceed_is_found(folder: Path, tmp_path: Path) -> None:
@@ -67,15 +67,15 @@ def test_an_epsilon_that_its_releases_exceed_is_found(folder: Path, tmp_path: Pa
     stated = json.loads((run / "budget.json").read_text())
     stated["epsilon"] *= 0.99
     (run / "budget.json").write_text(json.dumps(stated))
-    assert "is stated for releases that cost" in str(accounts.books(run))
+    assert "the stated releases cost" in str(audit.ledger(run))
 
 
 def test_a_ledger_that_was_cut_after_the_statement_is_found(folder: Path, tmp_path: Path) -> None:
     run = copied(folder, tmp_path / "run")
     lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
-    assert accounts.books(folder).passed
-    assert "cut" in str(accounts.books(run))
+    assert audit.ledger(folder).passed
+    assert "cut" in str(audit.ledger(run))
 
 
 def test_one_run_draws_on_the_ledger_it_is_given(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_a_folder_that_is_not_a_run_s_is_refused_in_words(folder: Path, tmp_path
     run = copied(folder, tmp_path / "run")
     (run / name).write_text(text)
     with pytest.raises(InvalidValue):
-        accounts.books(run)
+        audit.ledger(run)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hoarfrost.cli import app
-from hoarfrost.data.known import KNOWN
+from hoarfrost.data.catalog import CATALOG
 from tests.support import raw_datasets as raw
 
 
@@ -19,7 +19,7 @@ from tests.support import raw_datasets as raw
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tiny data sets, an empty cache, nobody on the web, and a folder with MNIST's raw files."""
     for name in raw.SIZES:
-        monkeypatch.setitem(KNOWN, name, raw.tiny(name, ("http://127.0.0.1:9/",)))
+        monkeypatch.setitem(CATALOG, name, raw.tiny(name, ("http://127.0.0.1:9/",)))
     monkeypatch.setenv("HOARFROST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     return raw.written(tmp_path / "raw", raw.idx_files(raw.parts("mnist")), zipped=True)
@@ -47,7 +47,7 @@ def refused(*arguments: Any) -> str:
 
 def test_get_says_what_came_and_where_it_is(tmp_path: Path, files: Path) -> None:
     path = tmp_path / "cache" / "mnist.safetensors"
-    expected = f"mnist: 20 images to train on, 6 to test on; checksums are right\n{path}\n"
+    expected = f"mnist: 20 training images, 6 test images; checksums match\n{path}\n"
     assert answer("data", "get", "mnist", "--from", files) == expected
     assert answer("data", "get", "mnist") == expected  # it is there: nobody is asked
     assert path.exists()
@@ -59,7 +59,7 @@ def test_list_says_what_is_there_where_and_how_large(tmp_path: Path, files: Path
     mnist, fashion, cifar, digits = answer("data", "list").splitlines()
     assert mnist.split(maxsplit=5)[:5] == ["mnist", "20", "+", "6", "images"]
     assert mnist.endswith(f"{path.stat().st_size / 1000:.1f} kB  {path}")
-    assert fashion.endswith("not here; `hoarfrost data get fashion-mnist`")
+    assert fashion.endswith("not downloaded; run `hoarfrost data get fashion-mnist`")
     assert cifar.startswith("cifar10        20 + 6 images 3x4x5  ")
     assert digits.startswith("digits ")
 
@@ -75,11 +75,11 @@ def test_a_recipe_trains_on_it_by_name(tmp_path: Path, files: Path) -> None:
 WRONG: dict[str, tuple[list[str], str]] = {
     "a name": (
         ["get", "imagenet"],
-        "no data set 'imagenet' to fetch; there are mnist, fashion-mnist, cifar10",
+        "no data set named 'imagenet'; available: mnist, fashion-mnist, cifar10",
     ),
     "no name": (["get"], "Missing argument 'NAME'"),
-    "no network": (["get", "cifar10"], "`hoarfrost data get cifar10 --from FOLDER` takes them"),
-    "no folder": (["get", "mnist", "--from", "absent"], "absent is no folder; give the one that holds train-images"),
+    "no network": (["get", "cifar10"], "run `hoarfrost data get cifar10 --from FOLDER`"),
+    "no folder": (["get", "mnist", "--from", "absent"], "absent is not a folder; give the folder with train-images"),
     "other files": (["get", "fashion-mnist", "--from", "raw"], "not the images and labels of fashion-mnist"),
 }
 

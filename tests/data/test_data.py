@@ -56,7 +56,7 @@ def test_without_scikit_learn_the_message_names_the_extra(monkeypatch: pytest.Mo
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidValue, match="no data set named 'imagenet'; known by name: digits, mnist, "):
+    with pytest.raises(InvalidValue, match="no data set named 'imagenet'; available: digits, mnist, "):
         data.load("imagenet")
 
 
@@ -77,13 +77,13 @@ def test_pixels_are_scaled_and_token_ids_stay_whole(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Tensor | None], str]] = {
-    "missing part": ({"y_test": None}, "lacks y_test; it holds x_test, x_train, y_train"),
+    "missing part": ({"y_test": None}, "does not contain y_test; it contains x_test, x_train, y_train"),
     "lengths": ({"y_train": torch.zeros(5, dtype=torch.long)}, "x_train and y_train differ in length"),
     "no examples": ({"x_test": torch.zeros(0, 1, 4, 4)}, "x_test is empty"),
-    "labels not whole": ({"y_train": torch.zeros(6)}, "y_train must hold whole numbers"),
+    "labels not whole": ({"y_train": torch.zeros(6)}, "y_train must hold integers"),
     "labels one-hot": ({"y_train": torch.zeros(6, 3, dtype=torch.long)}, "y_train must have one dimension"),
     "labels negative": ({"y_test": torch.tensor([0, -1, 1])}, "classes are counted from 0"),
-    "shapes": ({"x_test": torch.zeros(3, 1, 5, 5)}, r"shape \(1, 4, 4\), those to test on \(1, 5, 5\)"),
+    "shapes": ({"x_test": torch.zeros(3, 1, 5, 5)}, r"shape \(1, 4, 4\), test examples \(1, 5, 5\)"),
 }
 
 
@@ -100,7 +100,7 @@ def test_tensors_that_do_not_fit_together_are_refused_by_name(tmp_path: Path, ca
 def test_a_label_beyond_the_stated_classes_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "mine.safetensors", tensors())
     assert data.from_file(path, classes=5).classes == 5
-    with pytest.raises(InvalidValue, match="y_train holds a label outside of 0 to 1, "):
+    with pytest.raises(InvalidValue, match="y_train holds a label outside of 0 to 1"):
         data.from_file(path, classes=2)
 
 
@@ -126,7 +126,7 @@ def test_a_message_tells_no_value_and_not_how_many_examples_there_are(tmp_path: 
     with pytest.raises(InvalidValue) as caught:
         data.from_file(path, classes=7)
     message = str(caught.value).removeprefix(str(path))
-    assert re.search("[xy]_train|[xy]_test|examples to train on", message)  # it says where to look
+    assert re.search("[xy]_train|[xy]_test|training examples", message)  # it says where to look
     assert not re.search("42|137|136", message)
 
 
@@ -166,10 +166,10 @@ def test_what_would_not_fit_into_memory_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     path = saved(tmp_path / f"mine{suffix}", tensors())
-    monkeypatch.setattr("hoarfrost.data.declared.free_memory", lambda: 2000)
+    monkeypatch.setattr("hoarfrost.data.array_header.free_memory", lambda: 2000)
     assert data.from_file(path)
-    monkeypatch.setattr("hoarfrost.data.declared.free_memory", lambda: 1000)
-    with pytest.raises(InvalidValue, match="take more memory than is free"):
+    monkeypatch.setattr("hoarfrost.data.array_header.free_memory", lambda: 1000)
+    with pytest.raises(InvalidValue, match="need more memory than is free"):
         data.from_file(path)
 
 
@@ -183,8 +183,8 @@ def test_memory_that_runs_out_is_told_without_sizes(
         raise error
 
     path = saved(tmp_path / "mine.npz", tensors())
-    monkeypatch.setattr("hoarfrost.data.files.Splits.of", fails)
-    with pytest.raises(InvalidValue, match=r"take more memory than is free$") as caught:
+    monkeypatch.setattr("hoarfrost.data.user_files.Splits.of", fails)
+    with pytest.raises(InvalidValue, match=r"need more memory than is free$") as caught:
         data.from_file(path)
     assert caught.value.__suppress_context__  # nor below it
 
@@ -199,7 +199,7 @@ def test_data_that_shrinks_well_is_not_taken_for_a_bomb(tmp_path: Path) -> None:
 def test_a_pickle_in_an_archive_is_never_opened(tmp_path: Path) -> None:
     path = tmp_path / "hostile.npz"
     np.savez(path, x_train=np.array([{"run": "me"}], dtype=object), y_train=[0], x_test=[0.0], y_test=[0])
-    with pytest.raises(InvalidValue, match=r"hostile\.npz: x_train holds Python objects: that is a pickle"):
+    with pytest.raises(InvalidValue, match=r"hostile\.npz: x_train holds Python objects: a pickle could run code"):
         data.from_file(path)
 
 
@@ -255,8 +255,8 @@ def test_examples_are_scaled_by_public_constants_channel_by_channel() -> None:
     torch.testing.assert_close(scaled.test.tensors[0], scaled.train.tensors[0][:2])
     torch.testing.assert_close(splits.scaled([0.5], [2.0]).train.tensors[0], (x - 0.5) / 2)
     assert torch.equal(splits.train.tensors[0], x)
-    with pytest.raises(InvalidValue, match="mean has 2 numbers, and an example 3 channels"):
+    with pytest.raises(InvalidValue, match="mean has 2 values, and an example has 3 channels"):
         splits.scaled([0.1, 0.2], [1.0])
     words = data.Splits.of(labels[:, None], labels, labels[:, None], labels)
-    with pytest.raises(InvalidValue, match="whole ones"):
+    with pytest.raises(InvalidValue, match="real numbers; these are integers"):
         words.scaled([0.0], [2.0])

@@ -18,8 +18,8 @@ from safetensors import safe_open
 
 from hoarfrost import data
 from hoarfrost.data import cache
+from hoarfrost.data.catalog import CATALOG, checksum
 from hoarfrost.data.cifar import ARCHIVE, FOLDER
-from hoarfrost.data.known import KNOWN, checksum
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from tests.support import raw_datasets as raw
 
@@ -28,7 +28,7 @@ from tests.support import raw_datasets as raw
 def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data sets are tiny, and the cache is empty."""
     for name in raw.SIZES:
-        monkeypatch.setitem(KNOWN, name, raw.tiny(name))
+        monkeypatch.setitem(CATALOG, name, raw.tiny(name))
     monkeypatch.setenv("HOARFROST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
@@ -87,7 +87,7 @@ def test_the_file_says_what_it_is_and_others_may_read_it(tmp_path: Path) -> None
     path = data.fetch("mnist", raw.written(tmp_path / "raw", files("mnist")))
     with safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["hoarfrost-data"])
-        assert (facts["name"], facts["train-sha256"]) == ("mnist", KNOWN["mnist"].train_sha256)
+        assert (facts["name"], facts["train-sha256"]) == ("mnist", CATALOG["mnist"].train_sha256)
         assert file.get_tensor("x_train").dtype == torch.uint8
     (tmp_path / "any").touch()
     assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
@@ -167,10 +167,13 @@ IMAGES = "train-images-idx3-ubyte"
 WRONG: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda whole: whole[:-1], "it ends too early"),
     "empty": (lambda whole: b"", "it ends too early"),
-    "a byte too many": (lambda whole: whole + b"\0", "it goes on after the end of its data"),
-    "another magic": (lambda whole: b"\0\0\x0d" + whole[3:], "does not begin as an idx file"),
-    "more than there is": (lambda whole: whole[:4] + b"\xff" * 4 + whole[8:], "does not begin as an idx file"),
-    "a bomb": (lambda whole: gzip.compress(whole + bytes(1 << 24)), "it goes on after the end of its data"),
+    "a byte too many": (lambda whole: whole + b"\0", "there are bytes after the end of its data"),
+    "another magic": (lambda whole: b"\0\0\x0d" + whole[3:], "does not start with the header of an IDX file"),
+    "more than there is": (
+        lambda whole: whole[:4] + b"\xff" * 4 + whole[8:],
+        "does not start with the header of an IDX file",
+    ),
+    "a bomb": (lambda whole: gzip.compress(whole + bytes(1 << 24)), "there are bytes after the end of its data"),
     "cut and zipped": (lambda whole: gzip.compress(whole)[:-20], "cannot read .* as a data file"),
     "not zipped after all": (lambda whole: b"\x1f\x8b" + whole, "cannot read .* as a data file"),
     "far too large": (lambda whole: whole + bytes(1 << 21), "it is larger than the data set"),
@@ -191,21 +194,24 @@ def test_an_idx_file_that_is_wrong_is_refused_by_name(tmp_path: Path, wrong: str
 Members = dict[str, bytes]
 BAD_ARCHIVES: dict[str, tuple[Callable[[Members], bytes], str]] = {
     "no archive": (lambda rows: b"x" * 2000, "it is not a tar file"),
-    "empty": (lambda rows: raw.tar({}), "it lacks data_batch_1.bin, "),
-    "no test batch": (lambda rows: raw.tar(dict(list(rows.items())[:-1])), "it lacks test_batch.bin"),
+    "empty": (lambda rows: raw.tar({}), "it does not contain data_batch_1.bin, "),
+    "no test batch": (lambda rows: raw.tar(dict(list(rows.items())[:-1])), "it does not contain test_batch.bin"),
     "a path upwards": (lambda rows: raw.tar({"../../evil": b"", **rows}), "'../../evil' points out of the archive"),
     "a path from the root": (lambda rows: raw.tar({"/evil": b"", **rows}), "'/evil' points out of the archive"),
-    "a batch too short": (lambda rows: raw.tar({**rows, "test_batch.bin": b"1"}), "test_batch.bin does not have"),
+    "a batch too short": (lambda rows: raw.tar({**rows, "test_batch.bin": b"1"}), "test_batch.bin has the wrong size"),
     "a batch twice": (
         lambda rows: raw.tar({**rows, f"{FOLDER}/test_batch.bin": rows["test_batch.bin"]}),
-        "or is there twice",
+        "or occurs twice",
     ),
     "a size that lies": (
         lambda rows: raw.tar({"much": b"1" * 0o1234, **rows}).replace(b"00000001234\0", b"77777777777\0"),
-        "it holds more than the data set has",
+        "its content is larger than the data set",
     ),
-    "a bomb": (lambda rows: gzip.compress(raw.tar({"zeros": bytes(1 << 24), **rows})), "more than the data set has"),
-    "too many members": (lambda rows: raw.tar({str(n): b"" for n in range(200)}), "far more members"),
+    "a bomb": (
+        lambda rows: gzip.compress(raw.tar({"zeros": bytes(1 << 24), **rows})),
+        "its content is larger than the data set",
+    ),
+    "too many members": (lambda rows: raw.tar({str(n): b"" for n in range(200)}), "it has more than 100 members"),
     "cut": (lambda rows: raw.tar(rows)[:2000], "it ends too early"),
 }
 
@@ -221,15 +227,15 @@ def test_a_bad_archive_is_refused(tmp_path: Path, bad: str) -> None:
 
 
 MISSING: dict[str, tuple[str, str, str]] = {
-    "a file for a folder": ("mnist", "file", "is no folder; give the one that holds train-images-idx3-ubyte.gz, "),
-    "nothing at all": ("mnist", "absent", "is no folder"),
+    "a file for a folder": ("mnist", "file", "is not a folder; give the folder with train-images-idx3-ubyte.gz, "),
+    "nothing at all": ("mnist", "absent", "is not a folder"),
     "an empty folder": ("mnist", "empty", "neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz in"),
     "no archive": ("cifar10", "absent", "no data file at"),
     "no batches": ("cifar10", "empty", "neither data_batch_1.bin nor cifar-10-binary.tar.gz in"),
     "an unknown name": (
         "imagenet",
         "empty",
-        "no data set 'imagenet' to fetch; there are mnist, ",
+        "no data set named 'imagenet'; available: mnist, ",
     ),
 }
 
@@ -285,7 +291,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web(tmp_path: Path) -> Path:
-    """A folder with the raw files of tiny data sets, as their homes have them."""
+    """A folder with the raw files of tiny data sets, as their mirrors have them."""
     raw.written(tmp_path / "web" / "mnist", files("mnist"), zipped=True)
     return raw.written(tmp_path / "web", {ARCHIVE: raw.archive(raw.parts("cifar10"))})
 
@@ -295,38 +301,38 @@ def test_a_data_set_is_downloaded_with_progress(
     web: Path, monkeypatch: pytest.MonkeyPatch, name: str, below: str
 ) -> None:
     told: list[tuple[str, int, int | None]] = []
-    with served(partial(Folder, directory=str(web))) as home:
-        monkeypatch.setitem(KNOWN, name, raw.tiny(name, (home + below,)))
+    with served(partial(Folder, directory=str(web))) as mirror:
+        monkeypatch.setitem(CATALOG, name, raw.tiny(name, (mirror + below,)))
         data.fetch(name, progress=lambda *each: told.append(each))
     check(name, data.load(name))
-    sizes = {file: (web / below / file).stat().st_size for file in KNOWN[name].raw.files}
+    sizes = {file: (web / below / file).stat().st_size for file in CATALOG[name].raw.files}
     assert list(dict.fromkeys(file for file, _, _ in told)) == list(sizes)
     for file, size in sizes.items():
         assert (file, 0, size) in told
         assert (file, size, size) in told
 
 
-BAD_HOMES: dict[str, tuple[bytes, int | None, str]] = {
-    "a page instead": (b"<html>", 6, "does not begin as an idx file|ends too early"),
+BAD_MIRRORS: dict[str, tuple[bytes, int | None, str]] = {
+    "a page instead": (b"<html>", 6, "does not start with the header of an IDX file|ends too early"),
     "without an end": (bytes(1 << 21), None, "larger than the data set"),
     "more than can be": (bytes(1 << 17), 1 << 40, "larger than the data set"),
     "less than announced": (b"123", 400, "the connection was lost"),
 }
 
 
-@pytest.mark.parametrize("bad", BAD_HOMES)
-def test_a_bad_home_is_told_and_the_next_one_is_asked(web: Path, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
-    content, length, message = BAD_HOMES[bad]
+@pytest.mark.parametrize("bad", BAD_MIRRORS)
+def test_a_bad_mirror_is_named_and_the_next_one_is_tried(web: Path, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    content, length, message = BAD_MIRRORS[bad]
     with (
         served(partial(Answer, content=content, length=length)) as first,
         served(partial(Folder, directory=str(web))) as second,
     ):
-        monkeypatch.setitem(KNOWN, "mnist", raw.tiny("mnist", (first,)))
+        monkeypatch.setitem(CATALOG, "mnist", raw.tiny("mnist", (first,)))
         with pytest.raises(InvalidValue, match=message) as refusal:
             data.fetch("mnist")
         assert first in str(refusal.value)
         assert there() == []
-        monkeypatch.setitem(KNOWN, "mnist", raw.tiny("mnist", (first, f"{second}absent/", f"{second}mnist/")))
+        monkeypatch.setitem(CATALOG, "mnist", raw.tiny("mnist", (first, f"{second}absent/", f"{second}mnist/")))
         data.fetch("mnist")
     check("mnist", data.load("mnist"))
 
@@ -334,17 +340,17 @@ def test_a_bad_home_is_told_and_the_next_one_is_asked(web: Path, monkeypatch: py
 def test_without_a_network_there_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Folder) as gone:
         pass
-    monkeypatch.setitem(KNOWN, "mnist", raw.tiny("mnist", (gone, gone)))
+    monkeypatch.setitem(CATALOG, "mnist", raw.tiny("mnist", (gone, gone)))
     with pytest.raises(InvalidValue) as refusal:
         data.fetch("mnist")
     assert str(refusal.value) == (
-        f"cannot download mnist from any of 2 places; at the first: {gone}train-images-idx3-ubyte.gz: Connection "
-        "refused; if you have its files, `hoarfrost data get mnist --from FOLDER` takes them"
+        f"cannot download mnist from any of its 2 mirrors; the first says: {gone}train-images-idx3-ubyte.gz: "
+        "Connection refused; if you have the files, run `hoarfrost data get mnist --from FOLDER`"
     )
 
 
 def test_a_file_that_is_not_there_is_told_by_its_number(web: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(partial(Folder, directory=str(web))) as home:
-        monkeypatch.setitem(KNOWN, "mnist", raw.tiny("mnist", (f"{home}absent/",)))
+    with served(partial(Folder, directory=str(web))) as mirror:
+        monkeypatch.setitem(CATALOG, "mnist", raw.tiny("mnist", (f"{mirror}absent/",)))
         with pytest.raises(InvalidValue, match=r"absent/train-images-idx3-ubyte\.gz: HTTP 404 File not found"):
             data.fetch("mnist")

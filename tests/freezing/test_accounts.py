@@ -224,7 +224,7 @@ def test_every_place_says_that_a_run_is_not_private(tmp_path: Path) -> None:
         audited = CliRunner().invoke(app, ["audit", str(subject)])
         assert audited.exit_code == 0, audited.output
         assert "not private" in audited.output
-    assert audit.accounts.books(folder).stated_epsilon is None
+    assert audit.ledger(folder).stated_epsilon is None
 
 
 # Private data is not taken for public.

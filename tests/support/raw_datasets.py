@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hoarfrost.data.catalog import CATALOG, CatalogEntry, checksum
 from hoarfrost.data.cifar import FOLDER, TEST, TRAIN, CifarBinary
-from hoarfrost.data.idx import Idx
-from hoarfrost.data.known import KNOWN, Known, checksum
+from hoarfrost.data.idx import IdxFormat
 
 Parts = dict[str, Tensor]
 
 SIZES = {
-    "mnist": Idx(train=20, test=6, shape=(1, 4, 5)),
-    "fashion-mnist": Idx(train=20, test=6, shape=(1, 4, 5)),
+    "mnist": IdxFormat(train=20, test=6, shape=(1, 4, 5)),
+    "fashion-mnist": IdxFormat(train=20, test=6, shape=(1, 4, 5)),
     "cifar10": CifarBinary(train=20, test=6, shape=(3, 4, 5)),
 }
 
@@ -32,13 +32,13 @@ def parts(name: str, seed: int = 0) -> Parts:
     return made
 
 
-def tiny(name: str, homes: tuple[str, ...] = ()) -> Known:
+def tiny(name: str, mirrors: tuple[str, ...] = ()) -> CatalogEntry:
     """The data set of that name, were it made of `parts`."""
     made = parts(name)
     return replace(
-        KNOWN[name],
+        CATALOG[name],
         raw=SIZES[name],
-        homes=homes,
+        mirrors=mirrors,
         train_sha256=checksum(made["x_train"], made["y_train"]),
         test_sha256=checksum(made["x_test"], made["y_test"]),
     )

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from hoarfrost.audit import books
+from hoarfrost import audit
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.data import Splits
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue, LedgerDamaged
@@ -305,7 +305,7 @@ def test_what_was_spent_on_a_branch_that_was_given_up_stays_in_the_statement(tmp
     assert [entry.closed for entry in ledger.entries] == [True, True, False]
     final = resume(folder)  # goes on where the last process was, not with the most steps
     assert final.statement.epsilon == epsilon(Ledger(folder / "ledger.jsonl").spent(), 1e-4) <= 6.0
-    assert books(folder).passed
+    assert audit.ledger(folder).passed
 
 
 def test_two_runs_with_the_same_folder_do_not_delete_each_other(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_freezer_s_release_is_no_run_and_is_booked_once(
     assert [
         entry.beside != "" for entry in Ledger(tmp_path / "shared.jsonl" if shared else folder / "ledger.jsonl").entries
     ] == [False, True, False]
-    assert books(folder).passed
+    assert audit.ledger(folder).passed
 
 
 def test_layers_frozen_from_an_epsilon_on_count_what_was_spent_before(killed: Callable[..., Path]) -> None:

@@ -1,10 +1,10 @@
-"""The sensitivity audit: neighbouring batches with hostile members, without noise, and how far the sum moves."""
+"""The sensitivity audit: how far a hostile example moves the clipped sum of neighbouring batches, without noise."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hoarfrost import validate
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, loudest, total_sensitivity
+from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, total_sensitivity, worst_case_norms
+from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
@@ -26,30 +26,30 @@ from hoarfrost.sampling import Poisson
 WIDTH = 8  # of each tensor of the default model
 Batch = tuple[int, ...]
 TOLERANCE = 1e-5  # of the sensitivity: the sums are float32
-# In a network the others' gradients are rounded otherwise when a batch has one example more: up to 1e-4 was seen.
+# In a network, one more example in a batch changes how the others' gradients are rounded: up to 1e-4 was measured.
 TOLERANCE_OF_NETWORKS = 1e-3
 HOSTILE: dict[str, Callable[[Tensor], Tensor]] = {
     "half the sensitivity": lambda x: x / 2,
     "just below the sensitivity": lambda x: x * (1 - 1e-4),
-    "just above it": lambda x: x * (1 + 1e-4),
-    "a thousand times it": lambda x: x * 1e3,
-    "1e18": lambda x: x * 1e18,
-    "1e30": lambda x: x * 1e30,
-    "1e-30": lambda x: x * 1e-30,
+    "just above the sensitivity": lambda x: x * (1 + 1e-4),
+    "1000 x the sensitivity": lambda x: x * 1e3,
+    "1e18 x the sensitivity": lambda x: x * 1e18,
+    "1e30 x the sensitivity": lambda x: x * 1e30,
+    "1e-30 x the sensitivity": lambda x: x * 1e-30,
     "zero": torch.zeros_like,
-    "inf": lambda x: torch.full_like(x, torch.inf),
+    "all inf": lambda x: torch.full_like(x, torch.inf),
     "one inf": lambda x: _with_first(x, torch.inf),
-    "NaN": lambda x: torch.full_like(x, torch.nan),
+    "all NaN": lambda x: torch.full_like(x, torch.nan),
     "one NaN": lambda x: _with_first(x, torch.nan),
-    "one coordinate": lambda x: _with_first(torch.zeros_like(x), 1e6),
+    "one large coordinate": lambda x: _with_first(torch.zeros_like(x), 1e6),
     "cancelling halves": lambda x: _cancelling(x),
 }
-"""An example whose gradient is about as long as the sensitivity becomes one that is made to break the step."""
+"""How to turn an example whose gradient norm is about the sensitivity into a hostile one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityAudit(Audit):
-    """How far one example moved the clipped sum, as a share of what the clipper states."""
+    """The measured sensitivity, over the one that the clipper states."""
 
     kind: ClassVar[str] = "sensitivity"
 
@@ -57,14 +57,14 @@ class SensitivityAudit(Audit):
     model: str
     freeze: str
     sensitivity: tuple[float, ...]  # as stated, for each group
-    neighbours: int
-    movement: float  # the largest, over the sensitivity; infinite if a release was not finite
-    worst: str  # the neighbours for which it was the largest
+    pairs: int  # of neighbouring batches
+    ratio: float  # the largest measured sensitivity over the stated one; infinite if a release was not finite
+    worst_pair: str  # for which the ratio was the largest
 
     def figures(self) -> tuple[str, ...]:
         return (
-            f"sensitivity audit: {self.clip}, {self.model}, {self.freeze}, {self.neighbours} neighbouring batches",
-            f"largest movement {self.movement:.6g} of the stated sensitivity ({self.worst})",
+            f"sensitivity audit: {self.clip}, {self.model}, {self.freeze}, {self.pairs} pairs of neighbouring batches",
+            f"measured sensitivity {self.ratio:.6g} times the stated one ({self.worst_pair})",
         )
 
 
@@ -81,32 +81,31 @@ def sensitivity(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> SensitivityAudit:
-    """Adds hostile examples to batches, through the real step with its noise switched off, and measures the difference.
+    """Adds hostile examples to batches, takes the real step without noise, and measures how far the sum moves.
 
     Args:
         clip: the clipping style, which states the sensitivity.
-        model, shape: a model to try it on, and the shape of one of its (floating-point) inputs. By default a loss that
-            is linear in its parameters, so that any gradient can be had. A copy is audited, in evaluation mode: dropout
-            would make two runs differ that should differ in one example.
+        model, shape: a model, and the shape of one of its (floating-point) inputs. By default a loss that is linear in
+            its parameters, so that examples with any gradient can be made. A copy is audited, in evaluation mode, since
+            dropout would add differences of its own.
         loss: the mean loss over a batch, of the model's output alone; by default the sum of an example's outputs.
-        freeze: what is frozen; for the default model, examples with all of their mass there are tried as well.
-        views, max_physical_batch: as `make_private` has them.
-        rounds: so many generated sets of batches.
-        seed: for the generated examples.
+        freeze: what is frozen; with the default model, gradients on frozen coordinates are tried as well.
+        views, max_physical_batch: as for `make_private`.
+        rounds: how many sets of batches are generated.
+        seed: of the generated examples.
 
     Guarantees:
-        Deterministic but for the rounding of sums. A pass says that none of these neighbours moved the sum by more than
-        (1 + 1e-5) times the sensitivity, or (1 + 1e-3) times for a model of one's own, in which other examples'
-        gradients are rounded differently in batches of different sizes; other neighbours might. It says nothing about
-        noise (`step`).
+        Deterministic up to the rounding of sums. A pass says that no example moved the sum by more than (1 + 1e-5)
+        times the stated sensitivity, or (1 + 1e-3) times for a given model, where the batch size changes how gradients
+        are rounded. Neighbouring batches that were not tried might. It says nothing about noise (`step`).
 
     >>> result = sensitivity(rounds=1)
-    >>> result.passed, result.movement > 0.999
+    >>> result.passed, result.ratio > 0.999
     (True, True)
     """
     validate.whole(rounds=rounds)
     if (model is None) != (shape is None):
-        raise InvalidValue("a model needs the shape of one example, and the shape needs a model: give both or neither")
+        raise InvalidValue("give both model and shape (of one example), or neither")
     name = "linear loss" if model is None else type(model).__name__
     audited = _linear_loss() if model is None else copy.deepcopy(model).eval()
     audited.to(device)
@@ -121,18 +120,18 @@ def sensitivity(
         _generate(neighbours, clip, x, frozen, generator)
 
     sums = _clipped_sums(audited, clip, neighbours, loss or _sum_of_outputs, options, device)
-    moved = [(_movement(sums[base], sums[more], clip), pair) for pair, base, more in neighbours.pairs]
-    movement, worst = max(moved, key=lambda found: found[0])
-    alarm = f"{worst} moves the clipped sum by {movement:.6g} times the sensitivity that the clipper states"
+    ratios = [(_ratio(sums[base], sums[more], clip), pair) for pair, base, more in neighbours.pairs]
+    ratio, worst = max(ratios, key=lambda found: found[0])
+    alarm = f"{worst}: moves the clipped sum by {ratio:.6g} times the stated sensitivity"
     return SensitivityAudit(
-        alarms=(alarm,) if movement > 1 + (TOLERANCE if model is None else TOLERANCE_OF_NETWORKS) else (),
+        alarms=(alarm,) if ratio > 1 + (TOLERANCE if model is None else TOLERANCE_OF_NETWORKS) else (),
         clip=str(clip), model=name, freeze=freeze.name, sensitivity=clip.sensitivity,
-        neighbours=len(moved), movement=movement, worst=worst,
+        pairs=len(ratios), ratio=ratio, worst_pair=worst,
     )  # fmt: skip
 
 
 class _Neighbours:
-    """Examples, and pairs of batches (of their numbers) that differ in one of them."""
+    """Examples, and pairs of neighbouring batches: tuples of their row numbers."""
 
     def __init__(self) -> None:
         self.rows: list[Tensor] = []
@@ -144,28 +143,37 @@ class _Neighbours:
 
 
 def _generate(to: _Neighbours, clip: Clipper, x: Tensor, frozen: Tensor | None, generator: torch.Generator) -> None:
-    """Hostile members made of the direction ``x``, each added to several batches."""
+    """Makes hostile examples in the direction ``x``, and adds each of them to several batches."""
     stated = total_sensitivity(clip)
-    aside = None
+    on_frozen = None
     if frozen is not None:
-        aside = torch.where(frozen, x, 0.0)
+        on_frozen = torch.where(frozen, x, 0.0)
         x = torch.where(frozen, 0.0, x)
         x = x * stated / x.norm()
-    loud = x * float(loudest(clip)[0] / clip.sensitivity[0])
+    worst_case = x * float(worst_case_norms(clip)[0] / clip.sensitivity[0])
     hostile = {name: change(x) for name, change in HOSTILE.items()}
-    hostile |= {"as loud as can be": loud, "hardly louder": loud * (1 + 1e-6), "a little louder": loud * 1.001}
-    if aside is not None and aside.any():
-        hostile |= {"only frozen coordinates": aside * 1e3, "frozen and live coordinates": aside * 1e3 + x}
+    hostile |= {
+        "worst-case norm": worst_case,
+        "worst-case norm x (1 + 1e-6)": worst_case * (1 + 1e-6),
+        "worst-case norm x 1.001": worst_case * 1.001,
+    }
+    if on_frozen is not None and on_frozen.any():
+        hostile |= {"only frozen coordinates": on_frozen * 1e3, "frozen and live coordinates": on_frozen * 1e3 + x}
 
-    # Against the opposing one a sum that is clipped as a whole turns round, where nothing else would show it.
+    # Next to an opposing example, a sum that is clipped as a whole changes its sign. Nothing else would show that.
     opposing = to.row(x * -1e3)
     ordinary = [to.row(torch.randn(x.shape, generator=generator) * stated / x.numel() ** 0.5) for _ in range(4)]
-    broken = [to.row(torch.full_like(x, torch.nan)), to.row(torch.full_like(x, torch.inf)), ordinary[0]]
-    batches = {"nobody": [], "an opposing example": [opposing], "others": [*ordinary, opposing], "broken ones": broken}
+    non_finite = [to.row(torch.full_like(x, torch.nan)), to.row(torch.full_like(x, torch.inf)), ordinary[0]]
+    batches = {
+        "an empty batch": [],
+        "an opposing example": [opposing],
+        "ordinary examples": [*ordinary, opposing],
+        "non-finite examples": non_finite,
+    }
     for name, example in hostile.items():
         number = to.row(example)
-        for among, base in (batches | {"two like it": [number, number]}).items():
-            to.pairs.append((f"{name} among {among}", (*base,), (*base, number)))
+        for other, base in (batches | {"two copies of itself": [number, number]}).items():
+            to.pairs.append((f"{name}, added to {other}", (*base,), (*base, number)))
 
 
 def _clipped_sums(
@@ -176,12 +184,12 @@ def _clipped_sums(
     options: dict[str, Any],
     device: torch.device | str,
 ) -> dict[Batch, list[Tensor]]:
-    """What the real step releases for each batch, [coordinates] for each group of the clipper."""
+    """What the real step releases for each batch: [coordinates] for each group of the clipper."""
     batches = list(dict.fromkeys(batch for _, base, more in neighbours.pairs for batch in (base, more)))
     examples = Examples(torch.stack(neighbours.rows).to(device))
-    # Far more examples are expected than there are in any batch, so that a division by their own number would show.
+    # The expected batch is far larger than any batch here, so that a division by the actual size would show.
     private = make_private(
-        model, Still(model.parameters()), examples.loader(), sample_rate=1.0, noise_multiplier=0.0,
+        model, NoOpOptimizer(model.parameters()), examples.loader(), sample_rate=1.0, noise_multiplier=0.0,
         delta=0.5, clip=clip, **options,
     )  # fmt: skip
     poisson = private.loader.poisson
@@ -202,19 +210,9 @@ def _clipped_sums(
     return sums
 
 
-class Still(Optimizer):
-    """Leaves the weights alone, so that all batches meet the same. (Even a rate of 0 would not: 0 x inf is NaN.)"""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]):
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Scripted(Poisson):
-    """Draws what is in the script: the step is the real one, and which examples take part is known."""
+    """Draws the batches of a script instead of random ones."""
 
     script: Iterator[Batch]
 
@@ -223,10 +221,10 @@ class _Scripted(Poisson):
         return np.array(next(self.script), dtype=np.int64)
 
 
-def _movement(before: list[Tensor], after: list[Tensor], clip: Clipper) -> float:
-    """How far the sum moved, over the stated sensitivity; that of the group in which it moved furthest."""
-    shares = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, clip.sensitivity, strict=True)]
-    return max(share if math.isfinite(share) else math.inf for share in shares)
+def _ratio(before: list[Tensor], after: list[Tensor], clip: Clipper) -> float:
+    """How far the sum moved, over the stated sensitivity; the largest over all groups."""
+    ratios = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, clip.sensitivity, strict=True)]
+    return max(ratio if math.isfinite(ratio) else math.inf for ratio in ratios)
 
 
 def _linear_loss() -> nn.Module:
@@ -243,7 +241,7 @@ def _with_first(x: Tensor, value: float) -> Tensor:
 
 
 def _cancelling(x: Tensor) -> Tensor:
-    """Halves that undo each other almost exactly: a norm that is the small rest of large products."""
+    """Halves that cancel almost exactly: the norm is a small difference of large products."""
     half = x.shape[0] // 2
     x = x.clone()
     x[half : 2 * half] = -x[:half] * (1 + 1e-6)

@@ -1,4 +1,4 @@
-"""The noise audit: steps without any example, on a network of one's own, hold nothing but noise."""
+"""The noise audit: steps on empty batches release nothing but noise, whose size can be tested on any model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
-from hoarfrost.audit import whiteness
+from hoarfrost.audit import gaussianity
 from hoarfrost.audit.canaries import Freezing
-from hoarfrost.audit.neighbours import Still
+from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.private import make_private
 
-MOST = 20_000  # coordinates of a tensor that are looked at
+MAX_COORDINATES = 20_000  # of a tensor that are tested
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAudit(Audit):
-    """What empty batches released, in units of what they should."""
+    """The noise that empty batches released, beside the stated one."""
 
     kind: ClassVar[str] = "noise"
 
@@ -33,13 +33,13 @@ class NoiseAudit(Audit):
     freeze: str
     coordinates: int
     steps: int
-    deviation: float  # over the stated one
+    std_ratio: float  # measured standard deviation over the stated one
 
     def figures(self) -> tuple[str, ...]:
         return (
             f"noise audit: {self.model}, {self.freeze}, {self.coordinates} coordinates, {self.steps} steps on empty "
             "batches",
-            f"standard deviation {self.deviation:.4f} of the stated one",
+            f"measured standard deviation {self.std_ratio:.4f} times the stated one",
         )
 
 
@@ -53,16 +53,16 @@ def noise(
     rounds: int = 20,
     device: torch.device | str = "cpu",
 ) -> NoiseAudit:
-    """Takes steps on empty batches, and tests what they release on every parameter of the model.
+    """Takes steps on empty batches, and tests the noise on every parameter of the model.
 
     Args:
         model, shape: the model, and the shape of one of its inputs. A copy is audited.
         freeze: what is frozen, the same in every step.
 
     Guarantees:
-        An alarm is raised for right noise with probability below 1e-5. A pass says that every tensor (up to 20,000
-        coordinates of it) gets independent Gaussian noise of the stated size where it is live, and none where it rests,
-        although no example took part.
+        Correct noise raises an alarm with probability below 1e-5. A pass says that every tensor (up to 20,000
+        coordinates of it) gets independent Gaussian noise of the stated size where it is live, and none where it is
+        frozen, although no example took part.
 
     >>> noise(model=nn.Linear(30, 20), shape=(30,)).passed
     True
@@ -71,16 +71,16 @@ def noise(
     audited = copy.deepcopy(model).to(device)
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
-        audited, Still(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
+        audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
         noise_multiplier=1.0, delta=0.5, clip=clip, **freeze.options(audited),
     )  # fmt: skip
     std = math.hypot(*clip.sensitivity)
     private.optimizer.expected_batch = std
     named = {name: p for name, p in audited.named_parameters() if p.requires_grad}
-    names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MOST))]
+    names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MAX_COORDINATES))]
     masks = freeze.live(audited, 0)
     live = torch.cat([_strided(masks[name].flatten()) for name in named]).cpu().numpy()
-    seen = []
+    releases = []
     for (x,) in private.loader:
         private.optimizer.zero_grad()
         output = audited(x.to(device))
@@ -88,19 +88,21 @@ def noise(
             output.sum().backward()
         private.optimizer.step()
         parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad) for p in named.values()]
-        seen.append(torch.cat(parts).double().cpu().numpy())
-    release = np.stack(seen)
-    faults = list(whiteness.faults(release, np.broadcast_to(live, release.shape), names))
+        releases.append(torch.cat(parts).double().cpu().numpy())
+    release = np.stack(releases)
+    faults = list(gaussianity.faults(release, np.broadcast_to(live, release.shape), names))
     if release[:, ~live].any():
-        faults.append("frozen coordinates get a gradient, or noise")
+        faults.append("frozen coordinates get a gradient or noise")
     return NoiseAudit(
         alarms=tuple(faults), model=type(model).__name__, freeze=freeze.name, coordinates=int(live.sum()), steps=rounds,
-        deviation=float(np.sqrt(np.square(release[:, live]).mean())),
+        std_ratio=float(np.sqrt(np.square(release[:, live]).mean())),
     )  # fmt: skip
 
 
 def _strided(t: torch.Tensor) -> torch.Tensor:
-    """Coordinates from all over the tensor."""
+    """Evenly spaced coordinates of a tensor."""
     flat = t.flatten()
-    chosen = torch.linspace(0, len(flat) - 1, min(len(flat), MOST), device=flat.device, dtype=torch.float64).long()
+    chosen = torch.linspace(
+        0, len(flat) - 1, min(len(flat), MAX_COORDINATES), device=flat.device, dtype=torch.float64
+    ).long()
     return flat[chosen]

@@ -1,4 +1,4 @@
-"""All audits of a recipe, or of the run folder that it led to."""
+"""All audits of a recipe or of a run folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hoarfrost.audit.accounts import books, facts
-from hoarfrost.audit.batches import enough, sampling
-from hoarfrost.audit.blank import noise
 from hoarfrost.audit.canaries import ByFreezer, Freezing, InOneStep
-from hoarfrost.audit.neighbours import sensitivity
-from hoarfrost.audit.one_training import one_run
-from hoarfrost.audit.release import step
+from hoarfrost.audit.ledger_audit import ledger as audit_ledger
+from hoarfrost.audit.ledger_audit import read_json
+from hoarfrost.audit.noise_audit import noise
+from hoarfrost.audit.one_run_audit import one_run
 from hoarfrost.audit.result import Audit
+from hoarfrost.audit.sampling_audit import sampling, sufficient_size
+from hoarfrost.audit.sensitivity_audit import sensitivity
+from hoarfrost.audit.step_audit import step
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes import networks, optimizers
@@ -29,7 +30,7 @@ from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 
 @dataclass(frozen=True)
 class Subject:
-    """What is audited: a recipe, and the run folder it led to, if there is one."""
+    """What is audited: a recipe, and its run folder if there is one."""
 
     recipe: Recipe
     folder: Path | None = None
@@ -44,7 +45,7 @@ class Subject:
         return cls(read_recipe(folder / "recipe.toml", root="/" if root is None else root), folder)
 
 
-def everything(
+def run_suite(
     subject: Subject,
     *,
     key: bytes | None = None,
@@ -52,26 +53,26 @@ def everything(
     ledger: Ledger | None = None,
     device: str | torch.device | None = None,
 ) -> Iterator[Audit]:
-    """Audits one after the other: books (of a run), sampling, sensitivity, step, and a whole training if asked for.
+    """Runs one audit after the other: ledger (of a run), sampling, sensitivity, noise, step, and one run if asked for.
 
     Args:
         key: the ledger's, if it has one.
-        canaries: so many for `one_run`, which trains once more and spends budget for it; None leaves it out.
-        ledger: what `one_run` draws on.
+        canaries: how many for `one_run`, which trains once more and spends budget; None leaves it out.
+        ledger: pays for `one_run`.
     """
     recipe = subject.recipe
     multiplier = None
     if subject.folder is not None:
-        yield books(subject.folder, key)
-        multiplier = facts(subject.folder, "run.json").get("noise_multiplier")
+        yield audit_ledger(subject.folder, key)
+        multiplier = read_json(subject.folder, "run.json").get("noise_multiplier")
         if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
-            raise InvalidValue(f"{subject.folder / 'run.json'} does not say how much noise there was")
+            raise InvalidValue(f"{subject.folder / 'run.json'} does not state the noise multiplier")
     with surroundings(recipe):
         where = device_for(device)
         run = prepare(recipe, where, noise_multiplier=multiplier)
-        # A rate below 1e-4 would take too long to see: the same code is looked at with a larger one.
+        # A rate below 1e-4 would take too long to measure: the same code is tested at a larger one.
         rate = max(run.private.sample_rate, 1e-4)
-        yield sampling(sample_rate=rate, records=enough(rate), steps=enough(rate))
+        yield sampling(sample_rate=rate, records=sufficient_size(rate), steps=sufficient_size(rate))
         yield from _steps(run)
     if canaries is not None:
         yield one_run(recipe, canaries=canaries, ledger=ledger, device=device)
@@ -100,17 +101,17 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             delta=private.delta,
             sample_rate=private.sample_rate,
             steps=run.steps,
-            beside=private.freezer_events(),
+            other_releases=private.freezer_events(),
             device=run.device,
         )
 
 
 def _freezing(run: Prepared) -> Freezing:
-    """The recipe's own freezing, as it is in the last step: that is when most is frozen."""
+    """The recipe's own freezing in its last step, when most is frozen."""
     switch = run.private.optimizer.switch
     if switch is None:
         return Freezing()
-    # The model has not run: its layers count in the order in which it lists them.
+    # The model has not run: its layers are taken in the order in which it lists them.
     freezer, facts, last = switch.freezer, replace(switch.facts, ordered=True), run.steps - 1
     before = facts.first_step(facts.epoch_of(last)) - 1  # the last step of the epoch before
     if freezer.observes and before >= 0:

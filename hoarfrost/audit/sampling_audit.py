@@ -1,4 +1,4 @@
-"""The sampling audit: are batches Poisson samples at the rate that is accounted for?"""
+"""The sampling audit: are batches Poisson samples at the accounted sampling rate?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingAudit(Audit):
-    """How often records were drawn, and how evenly, beside what Poisson sampling does."""
+    """How often records were drawn, compared with Poisson sampling."""
 
     kind: ClassVar[str] = "sampling"
 
@@ -31,34 +31,33 @@ class SamplingAudit(Audit):
     records: int
     steps: int
     rate_measured: float
-    batch_spread: float  # variance of the batch size, over that of Poisson sampling
-    record_spread: float  # the same for how often each record was drawn
+    batch_variance_ratio: float  # variance of the batch size, over that of Poisson sampling
+    record_variance_ratio: float  # the same for how often each record was drawn
 
     def figures(self) -> tuple[str, ...]:
         return (
             f"sampling audit: {self.steps} batches from {self.records} records",
             f"sampling rate {self.sample_rate:.6g} claimed, {self.rate_measured:.6g} measured",
-            f"variance of batch sizes {self.batch_spread:.3f}, of how often a record is drawn {self.record_spread:.3f} "
-            "of what Poisson sampling gives",
+            f"variance over that of Poisson sampling: {self.batch_variance_ratio:.3f} for batch sizes, "
+            f"{self.record_variance_ratio:.3f} for how often a record is drawn",
         )
 
 
 def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed: int | None = None) -> SamplingAudit:
-    """Draws batches from the real loader and compares them with what Poisson sampling would give.
+    """Draws batches from the real loader and compares them with Poisson sampling.
 
     Batches of a fixed size have no variance; in batches from a shuffled data set all records are drawn equally often;
-    another rate shows in the mean.
+    a wrong rate shows in the mean.
 
     Args:
-        sample_rate: q, as it is accounted for.
+        sample_rate: q, the accounted one.
         records, steps: how many records there are, and how many batches are drawn.
         seed: repeats the batches, for experiments.
 
     Guarantees:
-        An alarm is raised for right sampling with probability of about 3e-6. A pass says that rate, batch sizes and the
-        number of times that a record is drawn are those of Poisson sampling, as far as so many draws can tell; at the
-        default sizes and q = 0.1 a rate that is 3 % off is noticed. Dependence that leaves all of these alone is not
-        seen.
+        Correct sampling raises an alarm with probability of about 3e-6. A pass says that rate, batch sizes and the
+        number of times that a record is drawn agree with Poisson sampling, as far as so many draws can tell; at the
+        default sizes and q = 0.1 a rate that is 3 % off is detected. Dependence that changes none of these is not.
 
     >>> sampling(sample_rate=0.1, records=200, steps=100, seed=1).passed
     True
@@ -67,7 +66,7 @@ def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed:
     validate.whole(records=records, steps=steps)
     if min(records, steps) * sample_rate < 1:
         raise InvalidValue(
-            f"at sampling rate {sample_rate:g}, {records} records and {steps} steps are too few to see anything: "
+            f"{records} records and {steps} steps are too few at sampling rate {sample_rate:g}: "
             f"give at least {math.ceil(1 / sample_rate)} of both"
         )
     loader = PoissonLoader(Examples(torch.arange(records)).loader(), sample_rate=sample_rate, steps=steps, seed=seed)
@@ -84,20 +83,20 @@ def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed:
     return SamplingAudit(
         alarms=tuple(_faults(batch_sizes, drawn, repeated, sample_rate)),
         sample_rate=sample_rate, records=records, steps=steps, rate_measured=float(drawn.sum() / (records * steps)),
-        batch_spread=_spread(batch_sizes, records, sample_rate),
-        record_spread=_spread(drawn, steps, sample_rate),
+        batch_variance_ratio=_variance_ratio(batch_sizes, records, sample_rate),
+        record_variance_ratio=_variance_ratio(drawn, steps, sample_rate),
     )  # fmt: skip
 
 
-def enough(sample_rate: float) -> int:
-    """How many records, and steps, `sampling` should look at for such a rate."""
+def sufficient_size(sample_rate: float) -> int:
+    """How many records, and steps, `sampling` needs at this rate."""
     return max(1000, math.ceil(5 / sample_rate))
 
 
 def _faults(sizes: Counts, drawn: Counts, repeated: bool, rate: float) -> Iterator[str]:
     steps, records = len(sizes), len(drawn)
     if repeated:
-        yield "a record is in a batch more than once"
+        yield "a batch holds a record more than once"
     total, trials = int(sizes.sum()), steps * records
     p = 2 * min(binom.cdf(total, trials, rate), binom.sf(total - 1, trials, rate))
     if p < ALPHA:
@@ -106,20 +105,20 @@ def _faults(sizes: Counts, drawn: Counts, repeated: bool, rate: float) -> Iterat
         ("batch sizes vary", sizes, records),
         ("how often a record is drawn varies", drawn, steps),
     ):
-        p = _spread_p(sums, among, rate)
+        p = _variance_p_value(sums, among, rate)
         if p < ALPHA:
-            yield f"{what} {_spread(sums, among, rate):.3g} times as much as in Poisson sampling (p = {p:.1g})"
+            yield f"{what} {_variance_ratio(sums, among, rate):.3g} times as much as in Poisson sampling (p = {p:.1g})"
 
 
-def _spread(sums: Counts, trials: int, rate: float) -> float:
-    """Variance about the stated mean, over that of a binomial distribution; 1 where neither varies."""
+def _variance_ratio(sums: Counts, trials: int, rate: float) -> float:
+    """Variance about the stated mean, over that of a binomial distribution; 1 where both are 0."""
     variance = trials * rate * (1 - rate)
     measured = float(np.square(sums - trials * rate).mean())
     return measured / variance if variance else 1.0 if measured == 0 else np.inf
 
 
-def _spread_p(sums: Counts, trials: int, rate: float) -> float:
-    """Two-sided, from a gamma distribution with the statistic's own mean and variance.
+def _variance_p_value(sums: Counts, trials: int, rate: float) -> float:
+    """Two-sided p-value, from a gamma distribution with the statistic's mean and variance.
 
     It is a chi-square where the sums are nearly Gaussian; small sums have heavier tails, by their fourth cumulant.
     """
@@ -127,5 +126,5 @@ def _spread_p(sums: Counts, trials: int, rate: float) -> float:
     if variance == 0:
         return float((sums == trials).all())
     scale = 2 + (1 - 6 * rate * (1 - rate)) / variance
-    value, shape = _spread(sums, trials, rate) * len(sums), len(sums) / scale
+    value, shape = _variance_ratio(sums, trials, rate) * len(sums), len(sums) / scale
     return 2 * float(min(gamma.cdf(value, shape, scale=scale), gamma.sf(value, shape, scale=scale)))

@@ -1,4 +1,4 @@
-"""A user's own arrays, from a .safetensors or .npz file. Neither is ever unpickled: a data file cannot run code."""
+"""Your own arrays, from a .safetensors or .npz file. Nothing is unpickled: a data file cannot run code."""
 
 import struct
 import zlib
@@ -10,15 +10,15 @@ from zipfile import BadZipFile
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hoarfrost.data.declared import PARTS, Declared, check_names, check_sizes, not_a_number_type
+from hoarfrost.data.array_header import ARRAYS, ArrayHeader, check_names, check_sizes, unsupported_dtype
 from hoarfrost.data.npz import read_npz
 from hoarfrost.data.splits import Splits
 from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import line, shown_path, size_of
 
-LONGEST_HEADER = 1 << 20  # bytes of a .safetensors file; one with four tensors has a few hundred
+MAX_HEADER = 1 << 20  # bytes of a .safetensors header; one with four tensors has a few hundred
 
-_NUMBERS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
+_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
 _UNREADABLE = (
     OSError,
     SafetensorError,
@@ -36,12 +36,12 @@ def from_file(path: str | Path, classes: int | None = None) -> Splits:
 
     Args:
         path: ends in .safetensors or .npz.
-        classes: how many there are; by default the largest label decides (see `Splits.of`).
+        classes: the number of classes; by default from the largest label (see `Splits.of`).
 
     Guarantees:
-        A file runs nothing, whatever it holds. One that lies about its sizes is refused before its numbers are read,
-        and so is one that does not fit into memory. Messages tell names, types and the shape of one example, but
-        neither values nor the number of examples.
+        No file can run code. A file that declares wrong sizes, or does not fit into memory, is refused before its
+        values are read. Messages contain names, types and the shape of one example, but neither values nor the
+        number of examples.
 
     >>> import tempfile
     >>> import numpy as np
@@ -56,15 +56,15 @@ def from_file(path: str | Path, classes: int | None = None) -> Splits:
     if path.suffix not in readers:
         raise InvalidValue(f"{shown_path(path)} is neither a .safetensors nor a .npz file")
     size_of(path, "data file")
-    with in_a_line(path, f"a {path.suffix[1:]} file"):
+    with file_errors(path, f"a {path.suffix[1:]} file"):
         tensors = readers[path.suffix](path)
-        x_train, y_train, x_test, y_test = (tensors[part] for part in PARTS)
+        x_train, y_train, x_test, y_test = (tensors[name] for name in ARRAYS)
         return Splits.of(x_train, y_train, x_test, y_test, classes)
 
 
 @contextmanager
-def in_a_line(path: Path, kind: str) -> Iterator[None]:
-    """Whatever is wrong with a file, by one line that names it."""
+def file_errors(path: Path, kind: str) -> Iterator[None]:
+    """Turns any error in reading a file into one line that names the file."""
     try:
         yield
     except InvalidValue as error:
@@ -75,23 +75,23 @@ def in_a_line(path: Path, kind: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):  # as torch says it
             raise
-        # Not in torch's words, which tell how many bytes there are.
-        raise InvalidValue(f"{shown_path(path)}: its arrays take more memory than is free") from None
+        # Not torch's message, which contains the number of bytes.
+        raise InvalidValue(f"{shown_path(path)}: its arrays need more memory than is free") from None
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The four parts. What the header declares is checked before a number is read."""
+    """The four arrays. The header is checked before any values are read."""
     with open(path, "rb") as file:
-        if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
-            raise InvalidValue("it begins with a header that is far too long, or is not a safetensors file at all")
+        if int.from_bytes(file.read(8), "little") > MAX_HEADER:
+            raise InvalidValue("its header is too long, or it is not a safetensors file")
     with safe_open(path, framework="pt") as tensors:  # compares the header with the file's length
         check_names(tensors.keys())
-        parts = {}
-        for part in PARTS:
-            declared = tensors.get_slice(part)
-            kind = declared.get_dtype()
-            if kind not in _NUMBERS:
-                raise not_a_number_type(part, kind)
-            parts[part] = Declared(kind, int(kind.lstrip("BFIU")) // 8, tuple(declared.get_shape()))
-        check_sizes(parts)
-        return {part: tensors.get_tensor(part) for part in PARTS}
+        headers = {}
+        for name in ARRAYS:
+            declared = tensors.get_slice(name)
+            dtype = declared.get_dtype()
+            if dtype not in _DTYPES:
+                raise unsupported_dtype(name, dtype)
+            headers[name] = ArrayHeader(dtype, int(dtype.lstrip("BFIU")) // 8, tuple(declared.get_shape()))
+        check_sizes(headers)
+        return {name: tensors.get_tensor(name) for name in ARRAYS}

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hoarfrost.audit import whiteness
-from hoarfrost.audit.whiteness import Floats
+from hoarfrost.audit import gaussianity
+from hoarfrost.audit.gaussianity import Floats
 
 STEPS, COORDINATES = 30, 120
 NAMES = [str(i) for i in range(COORDINATES)]
 
 
-def found(noise: Floats, live: whiteness.Mask | None = None) -> str:
-    return "; ".join(whiteness.faults(noise, np.ones(noise.shape, bool) if live is None else live, NAMES))
+def found(noise: Floats, live: gaussianity.Mask | None = None) -> str:
+    return "; ".join(gaussianity.faults(noise, np.ones(noise.shape, bool) if live is None else live, NAMES))
 
 
 def noise(seed: int = 0) -> Floats:
@@ -48,10 +48,10 @@ def one_not_finite(x: Floats) -> Floats:
 
 
 WRONG: dict[str, tuple[Callable[[Floats], Floats], str]] = {
-    "9/10 of the size": (lambda x: 0.9 * x, "times its stated variance"),
-    "10/9 of the size": (lambda x: x / 0.9, "times its stated variance"),
-    "none": (np.zeros_like, "has 0 times its stated variance"),
-    "one coordinate without": (one_without, "1 of 120 coordinates get noise of another size than stated: 33"),
+    "9/10 of the size": (lambda x: 0.9 * x, "times the stated variance"),
+    "10/9 of the size": (lambda x: x / 0.9, "times the stated variance"),
+    "none": (np.zeros_like, "has 0 times the stated variance"),
+    "one coordinate without": (one_without, "1 of 120 coordinates get noise of the wrong variance: 33"),
     "signs only": (np.sign, "not Gaussian"),
     "shifted": (lambda x: (x + 1) / np.sqrt(2), "not Gaussian"),
     "a step repeated": (repeated_step, "steps 4 and 17 is correlated"),
@@ -75,12 +75,12 @@ def test_frozen_coordinates_do_not_count() -> None:
     live = np.random.default_rng(1).random((STEPS, COORDINATES)) < 0.5
     live[:, :20] = False
     assert not any(found(np.where(live, noise(seed), 0), live) for seed in range(100))
-    assert "times its stated variance" in found(np.where(live, noise() * 0.9, 0), live)
+    assert "times the stated variance" in found(np.where(live, noise() * 0.9, 0), live)
 
 
 def test_alarms_are_as_rare_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level that can be counted: five tests at 2 % each."""
-    monkeypatch.setattr(whiteness, "ALPHA", 0.02)
+    monkeypatch.setattr(gaussianity, "ALPHA", 0.02)
     live = np.random.default_rng(1).random((STEPS, COORDINATES)) < 0.7
-    alarms = [list(whiteness.faults(np.where(live, noise(seed), 0), live, NAMES)) for seed in range(300)]
+    alarms = [list(gaussianity.faults(np.where(live, noise(seed), 0), live, NAMES)) for seed in range(300)]
     assert 0.05 < sum(map(len, alarms)) / 300 < 0.15

@@ -1,0 +1,162 @@
+"""The one-run audit: a whole training with canaries in its data, and a lower bound on epsilon from guesses about them.
+
+Made-up examples, *canaries*, are included in the training set or left out, each by its own fair coin flip. Afterwards
+an attack on the trained model guesses for some of them whether they were included (`one_run_bound`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from hoarfrost import budget, data
+from hoarfrost.audit.one_run_bound import OneRunAudit, check_counts, default_guesses
+from hoarfrost.errors import InvalidValue
+from hoarfrost.noise import Keystream
+from hoarfrost.sampling import Poisson
+from hoarfrost.train.loop import TEST_BATCH, train
+from hoarfrost.train.prepare import device_for, prepare, surroundings
+from hoarfrost.train.reading import read_recipe
+from hoarfrost.train.recipe import Recipe
+from hoarfrost.train.resuming import admitted
+from hoarfrost.train.sources import load
+
+
+def one_run(
+    recipe: Recipe | str | Path,
+    *,
+    canaries: int = 1000,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+    device: str | torch.device | None = None,
+    ledger: budget.Ledger | str | Path | None = None,
+) -> OneRunAudit:
+    """Trains as the recipe says, with canaries in the data, and bounds epsilon from below.
+
+    About half of the canaries are included; they replace as many training examples, chosen at random. So the sampling
+    rate, the number of steps and the noise are the recipe's own, and so is the claim: `Private.epsilon` of this
+    training. A canary's score is its loss before training minus its loss afterwards.
+
+    Args:
+        recipe: a `Recipe`, the name of a built-in one, or the path of a TOML file. Its seed, if it has one, also
+            decides the coin flips; otherwise the operating system does.
+        canaries: fewer than twice the training examples. More give a better bound, as long as the model can
+            memorise them.
+        guesses: by default `default_guesses`. Do not choose it by looking at results.
+        device: by default the GPU if there is one.
+        ledger: charged for this training, as for `make_private`.
+
+    The model is not returned: it was trained on made-up examples. The audit's training **spends budget** like any
+    other, and its figures are a release that costs the claimed epsilon: if you publish them or act on them, add it to
+    that of the real run, or audit the recipe on public data of the same shape.
+
+    It detects gross faults only, such as training without clipping and noise. A small model that cannot memorise
+    hundreds of canaries shows little even without noise; the step audit detects that.
+
+    Guarantees:
+        Canaries are made from the test set, which is public; only the training set depends on the coin flips,
+        which are independent of sampling and noise. If training is as private as claimed, the audit alarms with
+        probability at most 1 − confidence.
+
+    >>> from hoarfrost.train import read_recipe
+    >>> audit = one_run(read_recipe("digits", ["privacy.steps=3"]), canaries=100)
+    >>> audit.canaries, audit.guesses, 0 < audit.epsilon_claimed <= 3
+    (100, 100, True)
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = read_recipe(recipe)
+    number = default_guesses(canaries) if guesses is None else guesses
+    check_counts(number, canaries, recipe.privacy.delta, confidence)  # before anything is spent
+    with surroundings(recipe):
+        splits = load(recipe.data)
+        size = len(splits.train)
+        if canaries >= 2 * size:
+            raise InvalidValue(
+                f"half of {canaries} canaries would replace more than the {size} training examples: "
+                f"choose fewer than {2 * size}"
+            )
+        canary_set = make_canaries(splits, canaries)
+        included = _coin_flips(canaries, recipe.privacy.seed)
+        asked = recipe.privacy
+        rate = asked.sample_rate or Poisson.of_batch(asked.batch_size or 0, size).sample_rate
+        asked = asked.model_copy(update={"batch_size": None, "sample_rate": rate})
+        run = prepare(
+            recipe.model_copy(update={"privacy": asked}),
+            device_for(device),
+            splits=replace(splits, train=_with_canaries(splits.train, canary_set, included)),
+        )
+        private = run.private
+        # The number of examples is taken to be public, but here it reveals how many canaries are included. It would
+        # show in the divisor of noisy sums as well: divide by another constant.
+        private.optimizer.expected_batch = rate * size
+        if ledger is not None:
+            opened = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
+            private.draw_on(admitted(run, opened, what=f"audit of {recipe.name}"), new=True)
+        before = _losses(private.model, canary_set, run.device)
+        for _ in train(private, splits.test, device=run.device, scheduler=run.scheduler, evaluate_every=run.steps):
+            pass
+        if private.allowance is not None:
+            private.allowance.close()
+        return OneRunAudit.of(
+            before - _losses(private.model, canary_set, run.device),
+            included,
+            epsilon_claimed=private.epsilon(),
+            delta=private.delta,
+            guesses=number,
+            confidence=confidence,
+            seeded=private.seeded,
+        )
+
+
+def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
+    """Examples that are easy to memorise and unlike all other examples, with random labels.
+
+    Every coordinate is Gaussian around the middle of its range in the test set, with a standard deviation of three
+    times that range (the whole test set's, where a coordinate is constant). Such examples are far from the data and
+    from each other; the privacy guarantee covers them like any other. Mislabelled examples, shuffled pixels and inputs
+    within the range were tried, and are memorised less. Token ids are drawn from those of the test set.
+
+    >>> make_canaries(data.digits(), 3).tensors[0].shape
+    torch.Size([3, 1, 8, 8])
+    """
+    examples = splits.test.tensors[0]
+    size = (number, *splits.shape)
+    labels = torch.randint(splits.classes, (number,))
+    if not examples.is_floating_point():
+        tokens = examples.unique()
+        return TensorDataset(tokens[torch.randint(len(tokens), size)], labels)
+    low, high = examples.amin(0), examples.amax(0)
+    spread = torch.where(low == high, examples.max() - examples.min(), high - low)
+    return TensorDataset((low + high) / 2 + 3 * spread * torch.randn(size), labels)
+
+
+def _coin_flips(number: int, seed: int | None) -> Tensor:
+    """Fair coin flips [number], from a stream of their own: independent of noise and sampling, also under a seed."""
+    stream = Keystream("audit coins", seed)
+    return torch.frombuffer(stream.read(number, stream.next_draw(), chunk=0), dtype=torch.uint8) % 2 == 1
+
+
+def _with_canaries(examples: TensorDataset, canary_set: TensorDataset, included: Tensor) -> TensorDataset:
+    """The training set with canaries in it; its expected size is the old one."""
+    kept = torch.randperm(len(examples))[len(canary_set) // 2 :]
+    return TensorDataset(
+        *(torch.cat([a[kept], b[included]]) for a, b in zip(examples.tensors, canary_set.tensors, strict=True))
+    )
+
+
+@torch.no_grad()
+def _losses(model: nn.Module, canary_set: TensorDataset, device: torch.device) -> Tensor:
+    """Every canary's loss [m], on the CPU."""
+    training = model.training
+    model.eval()
+    losses = [
+        F.cross_entropy(model(x.to(device)), y.to(device), reduction="none").cpu()
+        for x, y in DataLoader(canary_set, batch_size=TEST_BATCH)
+    ]
+    model.train(training)
+    return torch.cat(losses)

@@ -10,9 +10,9 @@ import pytest
 
 from hoarfrost import budget
 from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.checkpoint import Checkpoint, save
 from hoarfrost.errors import BudgetSpent, InvalidValue
-from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
-from hoarfrost.train.checkpoint import Checkpoint, save
+from hoarfrost.freezing import Freezer, Layers, Live, Pruned, RunInfo, releases
 from tests.support.small_runs import STEPS, new_run, train_until
 
 STEP = Gaussian(noise_multiplier=8.0)
@@ -213,7 +213,7 @@ class Selecting(Freezer):
 
     noise = 2.0
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         return dict.fromkeys(facts.shapes, True)
 
     def events(self) -> tuple[budget.Gaussian, ...]:
@@ -243,7 +243,7 @@ def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(pa
         return Layers(first=1, epsilon=epsilon(replace(STEP, steps=9), 1e-5, "rdp"))
 
     def begins(private: Any) -> int:
-        return freezer().begins(private.optimizer.switch.facts)
+        return freezer().begins(private.optimizer.controller.info)
 
     books = ledger(tmp_path)
     private = new_run(ledger=books.path, run="first", freeze=freezer())
@@ -284,5 +284,5 @@ def test_what_was_not_private_keeps_its_words_and_stops_no_other_freezer(path: P
     for _ in range(2):
         private = new_run(**settings)
         train_until(private, 1)
-        assert layers.begins(private.optimizer.switch.facts) in (9, 8)  # a step is lost when it is made anew
+        assert layers.begins(private.optimizer.controller.info) in (9, 8)  # a step is lost when it is made anew
         assert "the pruning mask" in str(private.statement())

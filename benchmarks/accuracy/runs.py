@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy.experiments import DENSE, SEEDS, Branches, Runs
-from hoarfrost import budget
 from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
 from hoarfrost.recipes import sources
@@ -132,6 +131,5 @@ def _reference(recipe: Recipe) -> State:
 
 def _epsilon(private: Private, steps: int) -> float | str:
     """Spent by so many steps, by the exact account."""
-    own = private.loader.poisson.event(private.noise_multiplier, steps)
-    spent = budget.epsilon((own, *private.freezer_events()), private.delta, "pld")
+    spent = private.plan.statement(steps=steps).epsilon
     return round(spent, 4) if spent < float("inf") else "not private"

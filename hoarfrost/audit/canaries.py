@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from hoarfrost.clipping import Clipper
-from hoarfrost.freezing import Facts, Freezer, Live
+from hoarfrost.clipping import Clipper, Clipping
+from hoarfrost.freezing import Freezer, Live
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import as_tensor
 
 TENSORS = 3  # so that there are several left when one is frozen
@@ -78,26 +79,26 @@ class ByFreezer(Freezing):
 
     def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
         shapes = {name: p.shape for name, p in model.named_parameters()}
-        facts = Facts(shapes, tuple((name,) for name in shapes), steps=None, sample_rate=1.0, steps_within=int)
-        live = self.freezer.live(step, facts)
+        info = RunInfo(shapes, tuple((name,) for name in shapes), steps=None, sample_rate=1.0, steps_within=int)
+        live = self.freezer.live(step, info)
         return {name: as_tensor(live[name], p.shape).to(p.device) for name, p in model.named_parameters()}
 
 
 class InOneStep(Freezer):
     """Another freezer's mask of one step, used in every step, so that neighbouring batches can be compared."""
 
-    def __init__(self, freezer: Freezer, step: int, facts: Facts) -> None:
-        self._name, self._live = f"{freezer} in step {step}", dict(freezer.live(step, facts))
+    def __init__(self, freezer: Freezer, step: int, info: RunInfo) -> None:
+        self._name, self._live = f"{freezer} in step {step}", dict(freezer.live(step, info))
         self.clips_everything, self.velocity_flows = freezer.clips_everything, freezer.velocity_flows
         self.observes = freezer.observes
 
     def __repr__(self) -> str:
         return self._name
 
-    def key(self, step: int, facts: Facts) -> None:
+    def key(self, step: int, info: RunInfo) -> None:
         return None
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         return self._live
 
 
@@ -125,26 +126,27 @@ def _collate(rows: Tensor | list[Tensor]) -> Tensor:
     return rows if isinstance(rows, Tensor) else torch.stack(rows)
 
 
-def total_sensitivity(clip: Clipper) -> float:
-    """The L2 sensitivity of all groups together, as the clipper states it."""
-    return math.hypot(*clip.sensitivity)
+def clipping_of(clip: Clipper, model: nn.Module) -> Clipping:
+    """How the style clips the first batch of a run on this model."""
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    return clip.fresh().begin(0, RunInfo(shapes, tuple((name,) for name in shapes)))
 
 
-def worst_case_norms(clip: Clipper) -> Tensor:
-    """The gradient norms, one for each group, at which the clipped gradient is largest; the largest such norms.
+def worst_case_norms(clipping: Clipping) -> Tensor:
+    """The gradient norms, one for each block, at which the clipped gradient is largest; the largest such norms.
 
     The largest, because a step that does not clip at all would treat a small gradient correctly.
 
     >>> from hoarfrost.clipping import Local
-    >>> worst_case_norms(Local(0.5))
+    >>> worst_case_norms(clipping_of(Local(0.5), nn.Linear(2, 1)))
     tensor([500000.])
     """
-    stated = torch.tensor(clip.sensitivity)
+    stated = torch.tensor(clipping.bounds)
     low, high, points = 1e-4, 1e6, 401
-    for _ in range(3):  # a clipper that drops long gradients keeps most right below the drop: refine there
+    for _ in range(3):  # a style that drops long gradients keeps most right below the drop: refine there
         scales = torch.logspace(math.log10(low), math.log10(high), points)
         norms = scales[:, None] * stated
-        clipped = torch.linalg.vector_norm(clip.factors(norms) * norms, dim=1).nan_to_num(0.0)
+        clipped = torch.linalg.vector_norm(clipping.factors(norms) * norms, dim=1).nan_to_num(0.0)
         best = int((clipped >= (1 - 1e-4) * clipped.max()).nonzero()[-1])
         low, high = float(scales[max(0, best - 1)]), float(scales[min(points - 1, best + 1)])
     return norms[best]

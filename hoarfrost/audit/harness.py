@@ -17,10 +17,10 @@ from hoarfrost.audit.canaries import (
     Examples,
     Freezing,
     LinearLoss,
-    total_sensitivity,
+    clipping_of,
     worst_case_norms,
 )
-from hoarfrost.clipping import Clipper
+from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.private import make_private
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -41,8 +41,8 @@ class StepObservation:
 class StepHarness:
     """Takes audited steps, one at a time.
 
-    A canary's gradient has one coordinate in every group of the clipper, in proportion to the groups' sensitivities: it
-    uses the whole sensitivity. The release is read from the gradients that the inner optimizer receives. A reference
+    A canary's gradient has one coordinate in every block of the clipping, in proportion to the blocks' bounds: it uses
+    the whole sensitivity. The release is read from the gradients that the inner optimizer receives. A reference
     copy of the model with a plain optimizer receives the same gradients, and must end up with the same weights.
     """
 
@@ -59,20 +59,16 @@ class StepHarness:
         device: torch.device | str,
     ):
         self._freeze, self._canaries, self._steps = freeze, canaries, 0
+        self._noise_multiplier = noise_multiplier
+        with torch.random.fork_rng(devices=[]):
+            block_of = clipping_of(clip, LinearLoss([1] * TENSORS)).block_of
         names = [f"parts.{i}.weight" for i in range(TENSORS)]
-        groups = list(clip.groups(names))
-        widths = [math.ceil(2 * canaries / freeze.share / groups.count(group)) for group in groups]
+        blocks = [block_of[name] for name in names]
+        widths = [math.ceil(2 * canaries / freeze.share / blocks.count(block)) for block in blocks]
         with torch.random.fork_rng(devices=[]):
             self.model = LinearLoss(widths).to(device)
         self.coordinates = [f"{name}[{i}]" for name, width in zip(names, widths, strict=True) for i in range(width)]
-        self._group = torch.tensor(groups, device=device).repeat_interleave(torch.tensor(widths, device=device))
-
-        norms, stated, total = worst_case_norms(clip), torch.tensor(clip.sensitivity), total_sensitivity(clip)
-        self._norms = norms.tolist()
-        self._clipped_norms = (clip.factors(norms[None])[0] * norms).tolist()
-        self._direction = (stated / total).tolist()
-        self._threshold = (stated.square() / total / 2).tolist()  # half of a group's share of a canary's score
-        self._noise_std = noise_multiplier * total
+        self._block = torch.tensor(blocks, device=device).repeat_interleave(torch.tensor(widths, device=device))
 
         options = freeze.options(self.model)
         self._reference = copy.deepcopy(self.model)
@@ -84,8 +80,8 @@ class StepHarness:
             self.model, inner, self._examples.loader(), sample_rate=1.0, noise_multiplier=noise_multiplier,
             delta=delta, clip=clip, seed=seed, **options,
         )  # fmt: skip
-        if isinstance(freeze, ByFreezer) and self._private.optimizer.switch is not None:
-            freeze.freezer = self._private.optimizer.switch.freezer  # the run's own copy, which observes its releases
+        if isinstance(freeze, ByFreezer) and self._private.optimizer.controller is not None:
+            freeze.freezer = self._private.optimizer.controller.freezer  # the run's own copy, which observes releases
         # Before its step: some optimizers reuse the gradient's memory.
         self._received: list[list[Tensor | None]] = []
         inner.register_step_pre_hook(lambda *_: self._received.append([_copy(p.grad) for p in self.model.parameters()]))
@@ -104,16 +100,19 @@ class StepHarness:
         received: list[Tensor | None] = self._received[-1] if self._received else [None for _ in before]
         pairs = zip(received, before, strict=True)
         gradient = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
-        release = gradient * self._private.expected_batch
-        scores = sum(release[at] * self._direction[group] for group, at in placement.at.items())
-        threshold = sum(self._threshold[group] for group in placement.at)
+        noise_std = placement.noise_std[self._block]
+        release = gradient * self._private.expected_batch / noise_std
+        # The most powerful test: blocks count by how far a canary moves them, in units of their noise.
+        moved = placement.clipping.sensitivities(self._noise_multiplier)
+        scores = sum(release[at] * moved[block] for block, at in placement.at.items())
+        threshold = sum(moved[block] ** 2 / 2 for block in placement.at)
         assert isinstance(scores, Tensor)
         present, absent = scores.chunk(2)
         return StepObservation(
             canaries=len(present),
             false_negatives=int((present <= threshold).sum()),
             false_positives=int((absent > threshold).sum()),
-            noise=torch.where(placement.live, release - placement.clipped_sum, 0.0) / self._noise_std,
+            noise=torch.where(placement.live, release - placement.clipped_sum / noise_std, 0.0),
             live=placement.live,
             faults=self._faults(placement.live, gradient, received, before),
         )
@@ -144,31 +143,44 @@ class StepHarness:
         """Puts canaries on coordinates that are live in the next step, and large values on frozen ones as well."""
         masks = self._freeze.live(self.model, self._steps)
         live = torch.cat([masks[name].flatten() for name, _ in self.model.named_parameters()])
-        if self._placement is not None and torch.equal(self._placement.live, live):
-            return self._placement
+        clipping = self._private.optimizer.engine.clipper.begin(self._steps, self._private.info())
+        norms = worst_case_norms(clipping)
+        last = self._placement
+        same = last is not None and torch.equal(last.live, live) and torch.equal(last.norms, norms)
+        if last is not None and same and clipping.blocks == last.clipping.blocks:
+            return last
         order = torch.randperm(len(live), generator=torch.Generator().manual_seed(0)).to(live.device)
         live_order = order[live[order]]
-        of_group = {group: live_order[self._group[live_order] == group] for group in self._group.unique().tolist()}
-        of_group = {group: at for group, at in of_group.items() if len(at)}
-        count = min([self._canaries, *(len(at) // 2 for at in of_group.values())])
+        of_block = {block: live_order[self._block[live_order] == block] for block in self._block.unique().tolist()}
+        of_block = {block: at for block, at in of_block.items() if len(at)}
+        count = min([self._canaries, *(len(at) // 2 for at in of_block.values())])
         rows, clipped_sum = self._examples.rows.zero_(), torch.zeros_like(live, dtype=torch.float32)
         canary = torch.arange(count, device=live.device)
-        for group, at in of_group.items():
-            rows[canary, at[:count]] = self._norms[group]
-            clipped_sum[at[:count]] = self._clipped_norms[group]
+        kept = clipping.factors(norms[None])[0] * norms
+        for block, at in of_block.items():
+            rows[canary, at[:count]] = float(norms[block])
+            clipped_sum[at[:count]] = float(kept[block])
         frozen = (~live).nonzero().squeeze(1)
         if len(frozen):
-            rows[canary, frozen[canary % len(frozen)]] = max(self._norms)
+            rows[canary, frozen[canary % len(frozen)]] = float(norms.max())
         self._placement = _CanaryPlacement(
-            live, clipped_sum, {group: at[: 2 * count] for group, at in of_group.items()}
+            clipping=clipping,
+            norms=norms,
+            noise_std=torch.tensor(clipping.stds(self._noise_multiplier)[0], device=live.device),
+            live=live,
+            clipped_sum=clipped_sum,
+            at={block: at[: 2 * count] for block, at in of_block.items()},
         )
         return self._placement
 
 
 @dataclass
 class _CanaryPlacement:
-    """Where the canaries are: in each group, ``at`` lists the coordinates of those in the batch, then of the others."""
+    """Where the canaries are: in each block, ``at`` lists the coordinates of those in the batch, then of the others."""
 
+    clipping: Clipping
+    norms: Tensor  # [blocks], of a canary's gradient
+    noise_std: Tensor  # [blocks]
     live: Tensor
     clipped_sum: Tensor  # [coordinates]
     at: dict[int, Tensor]

@@ -57,8 +57,9 @@ def ledger(folder: str | Path, key: bytes | None = None) -> LedgerAudit:
         name, delta, accountant, claimed = run["run"], stated["delta"], stated["accountant"], stated["epsilon"]
         # All entries of the folder's own ledger are this run's, also those of steps after an older checkpoint that was
         # resumed. Freezers' releases are separate entries.
-        ours = [entry for entry in opened.entries if own.exists() or entry.owner in run["runs"]]
-        named = [entry for entry in ours if not entry.beside]
+        runs = {entry.id for entry in opened.entries if entry.run in run["runs"]}
+        ours = [entry for entry in opened.entries if own.exists() or {entry.id, entry.owner} & runs]
+        named = [entry for entry in ours if entry.owner is None]
         taken, reserved = int(run["steps_taken"]), sum(entry.reserved for entry in named)
         alarms = [f"the run took {taken} steps, and its ledger charged {reserved}"] if reserved < taken else []
         alarms += _disagreements(opened, stated, releases, ours)

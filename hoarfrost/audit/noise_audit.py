@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
 from hoarfrost.audit import gaussianity
-from hoarfrost.audit.canaries import Freezing
+from hoarfrost.audit.canaries import Freezing, clipping_of
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
@@ -74,8 +73,9 @@ def noise(
         audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
         noise_multiplier=1.0, delta=0.5, clip=clip, **freeze.options(audited),
     )  # fmt: skip
-    std = math.hypot(*clip.sensitivity)
-    private.optimizer.expected_batch = std
+    clipping = clipping_of(clip, audited)
+    stds = clipping.stds(noise_multiplier=1.0)[0]
+    scale = {name: private.expected_batch / stds[block] for name, block in clipping.block_of.items()}
     named = {name: p for name, p in audited.named_parameters() if p.requires_grad}
     names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MAX_COORDINATES))]
     masks = freeze.live(audited, 0)
@@ -87,7 +87,7 @@ def noise(
         if output.requires_grad:
             output.sum().backward()
         private.optimizer.step()
-        parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad) for p in named.values()]
+        parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad * scale[n]) for n, p in named.items()]
         releases.append(torch.cat(parts).double().cpu().numpy())
     release = np.stack(releases)
     faults = list(gaussianity.faults(release, np.broadcast_to(live, release.shape), names))

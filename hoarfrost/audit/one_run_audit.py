@@ -18,13 +18,12 @@ from hoarfrost import budget, data
 from hoarfrost.audit.one_run_bound import OneRunAudit, check_counts, default_guesses
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
-from hoarfrost.sampling import Poisson
+from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.schema import Recipe
+from hoarfrost.recipes.sources import load
 from hoarfrost.train.loop import TEST_BATCH, train
-from hoarfrost.train.prepare import device_for, prepare, surroundings
-from hoarfrost.train.reading import read_recipe
-from hoarfrost.train.recipe import Recipe
-from hoarfrost.train.resuming import admitted
-from hoarfrost.train.sources import load
+from hoarfrost.train.prepare import Parts, device_for, surroundings
+from hoarfrost.train.resuming import attach
 
 
 def one_run(
@@ -82,26 +81,19 @@ def one_run(
             )
         canary_set = make_canaries(splits, canaries)
         included = _coin_flips(canaries, recipe.privacy.seed)
-        asked = recipe.privacy
-        rate = asked.sample_rate or Poisson.of_batch(asked.batch_size or 0, size).sample_rate
-        asked = asked.model_copy(update={"batch_size": None, "sample_rate": rate})
-        run = prepare(
-            recipe.model_copy(update={"privacy": asked}),
-            device_for(device),
-            splits=replace(splits, train=_with_canaries(splits.train, canary_set, included)),
-        )
+        mixed = replace(splits, train=_with_canaries(splits.train, canary_set, included))
+        parts = Parts.build(recipe, device_for(device), splits=mixed)
+        # The number of examples is taken to be public, but here it reveals how many canaries are included. The plan,
+        # with its sampling rate and its divisor of noisy sums, is therefore made for the number without canaries.
+        run = parts.prepare(parts.solve(size=size))
         private = run.private
-        # The number of examples is taken to be public, but here it reveals how many canaries are included. It would
-        # show in the divisor of noisy sums as well: divide by another constant.
-        private.optimizer.expected_batch = rate * size
         if ledger is not None:
             opened = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
-            private.draw_on(admitted(run, opened, what=f"audit of {recipe.name}"), new=True)
+            attach(run, opened, what=f"audit of {recipe.name}")
         before = _losses(private.model, canary_set, run.device)
         for _ in train(private, splits.test, device=run.device, scheduler=run.scheduler, evaluate_every=run.steps):
             pass
-        if private.allowance is not None:
-            private.allowance.close()
+        private.account.close()
         return OneRunAudit.of(
             before - _losses(private.model, canary_set, run.device),
             included,

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import validate
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, total_sensitivity, worst_case_norms
+from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, clipping_of, worst_case_norms
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
-from hoarfrost.clipping import Clipper, Local
+from hoarfrost.budget import Plan
+from hoarfrost.clipping import Clipper, Clipping, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
-from hoarfrost.private import make_private
-from hoarfrost.sampling import Poisson
+from hoarfrost.observers import Observer, Released
+from hoarfrost.private import assemble
+from hoarfrost.sampling import Poisson, PoissonLoader
 
 WIDTH = 8  # of each tensor of the default model
 Batch = tuple[int, ...]
@@ -113,19 +115,19 @@ def sensitivity(
     frozen = None  # which of the inputs are the gradients of frozen coordinates
     if model is None:
         frozen = ~torch.cat([mask.flatten() for mask in freeze.live(audited, 0).values()]).cpu()
-    neighbours = _Neighbours()
+    clipping, neighbours = clipping_of(clip, audited), _Neighbours()
     generator = torch.Generator().manual_seed(seed)
     for _ in range(rounds):
         x = torch.randn((WIDTH * TENSORS,) if shape is None else shape, generator=generator)
-        _generate(neighbours, clip, x, frozen, generator)
+        _generate(neighbours, clipping, x, frozen, generator)
 
     sums = _clipped_sums(audited, clip, neighbours, loss or _sum_of_outputs, options, device)
-    ratios = [(_ratio(sums[base], sums[more], clip), pair) for pair, base, more in neighbours.pairs]
+    ratios = [(_ratio(sums[base], sums[more], clipping), pair) for pair, base, more in neighbours.pairs]
     ratio, worst = max(ratios, key=lambda found: found[0])
     alarm = f"{worst}: moves the clipped sum by {ratio:.6g} times the stated sensitivity"
     return SensitivityAudit(
         alarms=(alarm,) if ratio > 1 + (TOLERANCE if model is None else TOLERANCE_OF_NETWORKS) else (),
-        clip=str(clip), model=name, freeze=freeze.name, sensitivity=clip.sensitivity,
+        clip=str(clip), model=name, freeze=freeze.name, sensitivity=clipping.bounds,
         pairs=len(ratios), ratio=ratio, worst_pair=worst,
     )  # fmt: skip
 
@@ -142,15 +144,17 @@ class _Neighbours:
         return len(self.rows) - 1
 
 
-def _generate(to: _Neighbours, clip: Clipper, x: Tensor, frozen: Tensor | None, generator: torch.Generator) -> None:
+def _generate(
+    to: _Neighbours, clipping: Clipping, x: Tensor, frozen: Tensor | None, generator: torch.Generator
+) -> None:
     """Makes hostile examples in the direction ``x``, and adds each of them to several batches."""
-    stated = total_sensitivity(clip)
+    stated = clipping.sensitivity
     on_frozen = None
     if frozen is not None:
         on_frozen = torch.where(frozen, x, 0.0)
         x = torch.where(frozen, 0.0, x)
         x = x * stated / x.norm()
-    worst_case = x * float(worst_case_norms(clip)[0] / clip.sensitivity[0])
+    worst_case = x * float(worst_case_norms(clipping)[0] / clipping.bounds[0])
     hostile = {name: change(x) for name, change in HOSTILE.items()}
     hostile |= {
         "worst-case norm": worst_case,
@@ -184,30 +188,39 @@ def _clipped_sums(
     options: dict[str, Any],
     device: torch.device | str,
 ) -> dict[Batch, list[Tensor]]:
-    """What the real step releases for each batch: [coordinates] for each group of the clipper."""
+    """What the real step releases for each batch: [coordinates] for each block of the clipping."""
     batches = list(dict.fromkeys(batch for _, base, more in neighbours.pairs for batch in (base, more)))
     examples = Examples(torch.stack(neighbours.rows).to(device))
+    views, chunk = options.pop("views"), options.pop("max_physical_batch")
+    scripted = _Scripted(sample_rate=1.0, size=len(examples), script=iter(batches))
     # The expected batch is far larger than any batch here, so that a division by the actual size would show.
-    private = make_private(
-        model, NoOpOptimizer(model.parameters()), examples.loader(), sample_rate=1.0, noise_multiplier=0.0,
-        delta=0.5, clip=clip, **options,
+    private = assemble(
+        model, NoOpOptimizer(model.parameters()), examples.loader(),
+        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5),
+        loader=PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=chunk),
+        clip=clip, views=views, **options,
     )  # fmt: skip
-    poisson = private.loader.poisson
-    private.loader.poisson = _Scripted(sample_rate=poisson.sample_rate, size=poisson.size, script=iter(batches))
-    named = dict(model.named_parameters())
-    group_of = dict(zip(named, clip.groups(list(named)), strict=True))
+    seen = _LastRelease()
+    private.observe(seen)
     sums: dict[Batch, list[Tensor]] = {}
     for batch in batches:
         for x in private.loader:
             private.optimizer.zero_grad()
             loss(private.model(x)).backward()
             private.optimizer.step()
-        parts: list[list[Tensor]] = [[] for _ in clip.sensitivity]
-        for name, p in named.items():
-            if p.grad is not None:
-                parts[group_of[name]].append(p.grad.flatten().double() * private.expected_batch)
-        sums[batch] = [torch.cat(part) if part else torch.zeros(0) for part in parts]
+        blocks: list[list[Tensor]] = [[] for _ in seen.last.clipping.blocks]
+        for name, gradient in seen.last.gradients.items():
+            block = seen.last.clipping.block_of[name]
+            blocks[block].append(gradient.flatten().double() * private.expected_batch)
+        sums[batch] = [torch.cat(block) if block else torch.zeros(0) for block in blocks]
     return sums
+
+
+class _LastRelease(Observer):
+    last: Released
+
+    def on_release(self, released: Released) -> None:
+        self.last = released
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +234,9 @@ class _Scripted(Poisson):
         return np.array(next(self.script), dtype=np.int64)
 
 
-def _ratio(before: list[Tensor], after: list[Tensor], clip: Clipper) -> float:
-    """How far the sum moved, over the stated sensitivity; the largest over all groups."""
-    ratios = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, clip.sensitivity, strict=True)]
+def _ratio(before: list[Tensor], after: list[Tensor], clipping: Clipping) -> float:
+    """How far the sum moved, over the stated sensitivity; the largest over all blocks."""
+    ratios = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, clipping.bounds, strict=True)]
     return max(ratio if math.isfinite(ratio) else math.inf for ratio in ratios)
 
 

@@ -25,7 +25,7 @@ from hoarfrost.recipes import networks, optimizers
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train.folder import RunFolder
-from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
+from hoarfrost.train.prepare import Parts, Prepared, device_for, surroundings
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def run_suite(
             raise InvalidValue(f"{subject.folder / 'run.json'} does not state the noise multiplier")
     with surroundings(recipe):
         where = device_for(device)
-        run = prepare(recipe, where, noise_multiplier=multiplier)
+        parts = Parts.build(recipe, where)
+        changes = {} if multiplier is None else {"epsilon": None, "noise_multiplier": multiplier}
+        run = parts.prepare(parts.solve(**changes))
         # A rate below 1e-4 would take too long to measure: the same code is tested at a larger one.
         rate = max(run.private.sample_rate, 1e-4)
         yield sampling(sample_rate=rate, records=sufficient_size(rate), steps=sufficient_size(rate))
@@ -101,22 +103,22 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             delta=private.delta,
             sample_rate=private.sample_rate,
             steps=run.steps,
-            other_releases=private.freezer_events(),
+            other_releases=tuple(release.event for release in private.plan.releases),
             device=run.device,
         )
 
 
 def _freezing(run: Prepared) -> Freezing:
     """The recipe's own freezing in its last step, when most is frozen."""
-    switch = run.private.optimizer.switch
-    if switch is None:
+    controller = run.private.optimizer.controller
+    if controller is None:
         return Freezing()
     # The model has not run: its layers are taken in the order in which it lists them.
-    freezer, facts, last = switch.freezer, replace(switch.facts, ordered=True), run.steps - 1
-    before = facts.first_step(facts.epoch_of(last)) - 1  # the last step of the epoch before
+    freezer, info, last = controller.freezer, replace(controller.info, ordered=True), run.steps - 1
+    before = info.first_step(info.epoch_of(last)) - 1  # the last step of the epoch before
     if freezer.observes and before >= 0:
-        freezer.observe(before, {name: torch.randn(shape) for name, shape in facts.shapes.items()}, facts)
-    return ByFreezer(InOneStep(freezer, last, facts))
+        freezer.observe(before, {name: torch.randn(shape) for name, shape in info.shapes.items()}, info)
+    return ByFreezer(InOneStep(freezer, last, info))
 
 
 def _first_class(logits: Tensor) -> Tensor:

@@ -138,10 +138,9 @@ class Sampling:
             return cls(sample_rate, size)
         if size is None:
             raise InvalidValue("--batch-size needs --size, the number of training examples")
-        from hoarfrost.sampling.poisson import Poisson  # the very one that training uses
+        from hoarfrost.epochs import rate_of  # the very one that training uses
 
-        assert batch_size is not None
-        return cls(Poisson.of_batch(batch_size, size).sample_rate, size)
+        return cls(rate_of(size, batch_size, None), size)
 
     def steps(self, steps: int | None, epochs: float | None) -> int:
         """The number of steps, as `make_private` would count them."""
@@ -153,12 +152,11 @@ class Sampling:
         if steps is not None:
             validate.whole(steps=steps)
             return steps
-        from hoarfrost.sampling.poisson import Poisson
+        from hoarfrost.epochs import first_step
 
         assert epochs is not None
         validate.positive(epochs=epochs)
-        validate.finite(epochs=epochs)
-        return max(1, Poisson(sample_rate=self.rate, size=self.size or 1).epoch_boundary(epochs))
+        return max(1, first_step(epochs, self.rate))
 
     def warn(self, delta: float) -> None:
         """Says so on standard error if delta is too large for the data."""

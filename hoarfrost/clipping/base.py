@@ -98,7 +98,7 @@ class Clipping:
         names = [name for block in self.blocks for name in block.parameters]
         if not self.blocks or len(set(names)) != len(names):
             raise InvalidValue("a clipping needs one block or more, and each parameter belongs to one of them")
-        labels = [each.name for each in (*self.blocks, *self.statistics)]
+        labels = [each.name for each in self._components]
         if len(set(labels)) != len(labels):
             raise InvalidValue(f"blocks and statistics need different names, got {', '.join(labels)}")
 
@@ -112,6 +112,10 @@ class Clipping:
     ) -> Clipping:
         """All parameters together in one block."""
         return cls((Block("all parameters", tuple(parameters), bound),), rule, statistics)
+
+    @property
+    def _components(self) -> list[Block | Statistic]:
+        return [*self.blocks, *self.statistics]
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
@@ -141,10 +145,13 @@ class Clipping:
         σ · w_b · √(Σ_c (S_c / w_c)²), with bounds S and noise weights w. Whatever the weights, everything together is
         one Gaussian release with noise multiplier σ (`noise_multiplier`).
         """
-        every = (*self.blocks, *self.statistics)
-        scale = noise_multiplier * math.hypot(*(each.bound / each.noise_weight for each in every))
-        stds = tuple(scale * each.noise_weight for each in every)
+        scale = noise_multiplier * math.hypot(*(each.bound / each.noise_weight for each in self._components))
+        stds = tuple(scale * each.noise_weight for each in self._components)
         return stds[: len(self.blocks)], stds[len(self.blocks) :]
+
+    def sensitivities(self, noise_multiplier: float) -> tuple[float, ...]:
+        """For each block: how far one example moves it at most, in units of its noise."""
+        return tuple(bound / std for bound, std in zip(self.bounds, self.stds(noise_multiplier)[0], strict=True))
 
     def noise_multiplier(self, block_stds: Iterable[float], statistic_stds: Iterable[float] = ()) -> float:
         """The noise multiplier of the joint release: (Σ_b (S_b / s_b)²)^(-1/2), with bounds S and deviations s.
@@ -156,7 +163,7 @@ class Clipping:
         stds = (*block_stds, *statistic_stds)
         if min(stds) == 0:
             return 0.0
-        bounds = (each.bound for each in (*self.blocks, *self.statistics))
+        bounds = (each.bound for each in self._components)
         return 1 / math.hypot(*(bound / std for bound, std in zip(bounds, stds, strict=True)))
 
 

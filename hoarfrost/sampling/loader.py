@@ -45,6 +45,7 @@ class PoissonLoader:
         batch_size: the expected batch. A DataLoader's own is taken if neither this nor `sample_rate` is
             given.
         sample_rate: q, instead of `batch_size`.
+        poisson: what draws the batches, instead of either.
         steps: how many batches the whole run may have; None for no limit.
         max_physical_batch: the most rows (examples x views) in one chunk.
         views: how often each drawn example is fetched, in neighbouring rows: random augmentation differs each
@@ -75,6 +76,7 @@ class PoissonLoader:
         *,
         batch_size: float | None = None,
         sample_rate: float | None = None,
+        poisson: Poisson | None = None,
         steps: int | None = None,
         max_physical_batch: int | None = None,
         views: int = 1,
@@ -93,7 +95,7 @@ class PoissonLoader:
                     f"max_physical_batch={max_physical_batch} cannot hold the {views} views of one "
                     f"example, which stay together: allow at least {views}"
                 )
-        self.poisson = poisson_of(data, batch_size, sample_rate)
+        self.poisson = poisson or poisson_of(data, batch_size, sample_rate)
         self.dataset: Any = data.dataset if isinstance(data, DataLoader) else data
         self.steps = steps
         self.steps_drawn = 0

@@ -127,9 +127,9 @@ class Parts:
     digest: bytes  # of the training data; private
 
     @classmethod
-    def build(cls, recipe: Recipe, device: torch.device) -> Parts:
-        """Loads the data, and builds model, optimizer and freezer."""
-        splits = sources.load(recipe.data)
+    def build(cls, recipe: Recipe, device: torch.device, *, splits: data.Splits | None = None) -> Parts:
+        """Loads the data, unless they are given, and builds model, optimizer and freezer."""
+        splits = splits or sources.load(recipe.data)
         model = networks.build(recipe.model, splits).to(device)
         if recipe.loop.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -147,7 +147,7 @@ class Parts:
     def solve(self, **changes: Any) -> budget.Plan:
         """The plan that the recipe asks for; ``changes`` replace arguments of `Plan.solve`."""
         asked = self.recipe.privacy
-        size = len(self.splits.train)
+        size = changes.pop("size", len(self.splits.train))
         rate = rate_of(size, asked.batch_size, asked.sample_rate)
         settings: dict[str, Any] = {
             "size": size,

@@ -130,12 +130,19 @@ def _refuse_ended(plan: budget.Plan, spent: budget.Counters) -> None:
         raise BudgetSpent("the run has ended, and its noise was calibrated for the steps that are charged: no more")
 
 
-def attach(run: Prepared, ledger: budget.Ledger, *, new_data: bool = False, instead_of: Collection[str] = ()) -> None:
+def attach(
+    run: Prepared,
+    ledger: budget.Ledger,
+    *,
+    what: str = "",
+    new_data: bool = False,
+    instead_of: Collection[str] = (),
+) -> None:
     """Asks the ledger for the run's steps."""
     account = run.private.account
     account.run = f"{run.recipe.name}-{account.run[:6]}"
     account.attach(
-        ledger, what=f"training {run.recipe.name}", data=ledger.fingerprint(run.digest), new_data=new_data,
+        ledger, what=what or f"training {run.recipe.name}", data=ledger.fingerprint(run.digest), new_data=new_data,
         ahead=run.recipe.loop.reserve_ahead, instead_of=instead_of,
     )  # fmt: skip
 

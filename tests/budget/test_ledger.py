@@ -624,7 +624,7 @@ def test_a_named_run_that_goes_on_without_a_checkpoint_takes_the_steps_it_has_le
     take(start(), 2)
     again = start()
     assert again.steps == 3
-    assert again.optimizer.noise.draws == 2  # a seeded stream does not begin with the same noise again
+    assert again.optimizer.mechanism.noise.draws == 2  # a seeded stream does not begin with the same noise again
     take(again, 10)
     assert Ledger(path).entries[0].reserved == 5
 

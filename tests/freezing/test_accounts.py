@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import hoarfrost
 from hoarfrost import audit, budget
+from hoarfrost import checkpoint as checkpoints
 from hoarfrost.cli import app
 from hoarfrost.data import Augmented
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
-from hoarfrost.freezing import Facts, Freezer, Layers, Live, Pruned, releases
+from hoarfrost.freezing import Freezer, Layers, Live, Pruned, RunInfo, releases
 from hoarfrost.recipes.loading import to_toml
 from hoarfrost.sampling.overlap import shares_data
-from hoarfrost.train import checkpoint as checkpoints
 from hoarfrost.train import read_recipe, run
 from tests.support.freezing import PLAN, data, ledger, make, net, step
 
@@ -29,7 +29,7 @@ SELECTION = budget.Gaussian(noise_multiplier=2.0)
 class Selecting(Freezer):
     """As if it had looked at the data once, with noise."""
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         return {name: name != "0.weight" for name in facts.shapes}
 
     def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
@@ -180,7 +180,7 @@ def test_steps_within_an_epsilon_count_what_the_freezer_released() -> None:
     freezer = Layers(first=1, epsilon=4.0)
     many = {"sample_rate": 0.5, "steps": 60, "noise_multiplier": 3.0}
     alone, with_release = make(net(), freeze=freezer, **many), make(net(), freeze=freezer & Selecting(), **many)
-    begins = [freezer.begins(private.optimizer.switch.facts) for private in (alone, with_release)]
+    begins = [freezer.begins(private.optimizer.controller.info) for private in (alone, with_release)]
     assert 0 < begins[1] < begins[0]
 
 

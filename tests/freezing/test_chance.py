@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hoarfrost.freezing import Channels, Facts, Random, RandomTensors
+from hoarfrost.freezing import Channels, Random, RandomTensors, RunInfo
 from hoarfrost.masks import as_tensor
 from tests import oracle
 from tests.support.freezing import PLAN, make, net, step
@@ -20,9 +20,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-def facts(sample_rate: float = 0.1, shapes: dict[str, tuple[int, ...]] | None = None) -> Facts:
+def facts(sample_rate: float = 0.1, shapes: dict[str, tuple[int, ...]] | None = None) -> RunInfo:
     sizes = {name: torch.Size(shape) for name, shape in (shapes or SHAPES).items()}
-    return Facts(sizes, tuple((name,) for name in sizes), 100, sample_rate, int)
+    return RunInfo(sizes, tuple((name,) for name in sizes), 100, sample_rate, int)
 
 
 def written_out(freezer: Random, number: int) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def test_masks_do_not_depend_on_the_optimizers_groups() -> None:
         optimizer = torch.optim.SGD(parameters[::-1] if reverse else parameters, lr=0.1)
         private = make(model, optimizer, freeze=Random(0.5), **PLAN)
         step(private)
-        found.append({name: private.optimizer.switch.masks[p].mask for name, p in model.named_parameters()})
+        found.append({name: private.optimizer.controller.masks[p].mask for name, p in model.named_parameters()})
     for name, mask in found[0].items():
         assert torch.equal(mask, found[1][name])
 
@@ -124,6 +124,6 @@ def test_what_was_drawn_is_what_moves() -> None:
     for number in range(4):
         before = {name: p.clone() for name, p in model.named_parameters()}
         step(private)
-        live = freezer.live(number, Facts(shapes, (), 4, 1.0, int))
+        live = freezer.live(number, RunInfo(shapes, (), 4, 1.0, int))
         for name, p in model.named_parameters():
             assert torch.equal(p != before[name], live[name])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hoarfrost import budget
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing import Facts, Freezer, Layers
+from hoarfrost.freezing import Freezer, Layers, RunInfo
 from hoarfrost.models import resnet18_groupnorm
 from tests.support.freezing import make, step
 
@@ -26,7 +26,7 @@ class Backwards(nn.Module):
         return self.head(self.middle(self.stem(x.flatten(1)).tanh()).tanh())
 
 
-def frozen_modules(freezer: Freezer, number: int, facts: Facts) -> set[str]:
+def frozen_modules(freezer: Freezer, number: int, info: RunInfo) -> set[str]:
     """The modules that are frozen in a step."""
     return {name.rpartition(".")[0] for name, live in freezer.live(number, facts).items() if not live}
 
@@ -91,7 +91,7 @@ class Attending(nn.Module):
 def test_what_is_never_called_comes_with_what_is_called_around_it() -> None:
     private = make(Attending(), freeze=Layers(first=3, step=0), steps=3)
     step(private)
-    layers = private.optimizer.switch.facts.layers
+    layers = private.optimizer.controller.info.layers
     assert [{name.rpartition(".")[0] for name in layer} for layer in layers] == [
         {""}, {"stem"}, {"attention"}, {"attention.out_proj"}, {"head"},
     ]  # fmt: skip
@@ -113,11 +113,11 @@ def test_layers_wait_for_the_order_in_which_they_are_used() -> None:
 
 def test_residual_groups_have_names() -> None:
     names = {name: p.shape for name, p in resnet18_groupnorm().named_parameters()}
-    facts = Facts(names, tuple((name,) for name in names), 100, 0.1, int)
+    facts = RunInfo(names, tuple((name,) for name in names), 100, 0.1, int)
     groups = sorted({name.rpartition(".")[0].split(".")[1] for name in names if name.startswith("blocks.")})
     assert groups
     for group in groups:
-        frozen = Layers(names=[f"blocks.{group}"], step=0).resting(facts)
+        frozen = Layers(names=[f"blocks.{group}"], step=0).frozen(facts)
         assert frozen == {name for name in names if name.startswith(f"blocks.{group}.")}
 
 
@@ -138,14 +138,14 @@ def test_it_begins_in_the_very_step(case: str) -> None:
     given, begins = BEGINNINGS[case]
     shapes = {name: p.shape for name, p in Backwards().named_parameters()}
     layers = tuple((f"{layer}.weight", f"{layer}.bias") for layer in ("stem", "middle", "head"))
-    facts = Facts(shapes, layers, 100, 1 / 7, lambda epsilon: {2.0: 42}[epsilon])
+    facts = RunInfo(shapes, layers, 100, 1 / 7, lambda epsilon: {2.0: 42}[epsilon])
     freezer = Layers(first=1, **given)
     assert [bool(frozen_modules(freezer, number, facts)) for number in range(100)] == [n >= begins for n in range(100)]
     assert len({freezer.key(number, facts) for number in range(begins)} & {freezer.key(begins, facts)}) == 0
 
 
 def test_a_run_shorter_than_the_default_is_frozen_from_the_beginning() -> None:
-    facts = Facts(
+    facts = RunInfo(
         {"a.weight": torch.Size([2]), "b.weight": torch.Size([2])}, (("a.weight",), ("b.weight",)), 7, 0.1, int
     )
     assert Layers().begins(facts) == 0
@@ -155,7 +155,7 @@ def test_a_run_shorter_than_the_default_is_frozen_from_the_beginning() -> None:
 def test_a_spent_epsilon_is_the_last_step_within_it(accountant: Any) -> None:
     settings = {"sample_rate": 0.5, "noise_multiplier": 3.0, "steps": 60, "accountant": accountant}
     private = make(Backwards(), freeze=Layers(first=1, epsilon=3.0), **settings)
-    begins = private.optimizer.switch.freezer.begins(private.optimizer.switch.facts)
+    begins = private.optimizer.controller.freezer.begins(private.optimizer.controller.info)
     spent = [
         budget.epsilon([budget.Gaussian(noise_multiplier=3.0, sample_rate=0.5, steps=n)], 1e-5, accountant)
         for n in (begins, begins + 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hoarfrost.freezing import Facts, Random, Ranked
+from hoarfrost.freezing import Random, Ranked, RunInfo
 from tests import oracle
 from tests.support.freezing import make, net, step
 
@@ -17,10 +17,10 @@ from tests.support.freezing import make, net, step
 def seen(private: Any) -> list[dict[str, Tensor]]:
     """What the freezer is shown from now on."""
     shown: list[dict[str, Tensor]] = []
-    freezer = private.optimizer.switch.freezer
+    freezer = private.optimizer.controller.freezer
     real = freezer.observe
 
-    def observe(number: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+    def observe(number: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
         shown.append({name: gradient.clone() for name, gradient in gradients.items()})
         real(number, gradients, facts)
 
@@ -58,15 +58,15 @@ def test_what_is_frozen_takes_up_noise_and_can_come_back() -> None:
     shown, masks, weight = seen(private), [], model[3].weight
     for number in range(20):
         step(private)
-        assert private.optimizer.noise.draws == number + 1
-        masks.append(torch.ones_like(weight) > 0 if number < 2 else private.optimizer.switch.masks[weight].mask)
+        assert private.optimizer.mechanism.noise.draws == number + 1
+        masks.append(torch.ones_like(weight) > 0 if number < 2 else private.optimizer.controller.masks[weight].mask)
     frozen = torch.cat([shown[n]["3.weight"][~masks[n]] for n in range(2, 20)])
     assert frozen.std() == pytest.approx(2.0 * 0.5 / 6, rel=0.05)  # multiplier · clipping norm / expected batch
     assert all((masks[n + 2] & ~masks[n]).any() for n in range(2, 18, 2))
 
 
 def test_sums_from_a_checkpoint_follow_the_gradients_to_their_device() -> None:
-    facts = Facts({"weight": torch.Size([3])}, (("weight",),), 100, 0.1, int)
+    facts = RunInfo({"weight": torch.Size([3])}, (("weight",),), 100, 0.1, int)
     before, after = Ranked(0.5), Ranked(0.5)
     before.observe(0, {"weight": torch.ones(3)}, facts)
     after.load_state(before.state())
@@ -75,7 +75,7 @@ def test_sums_from_a_checkpoint_follow_the_gradients_to_their_device() -> None:
 
 
 def test_ranked_and_random_keep_as_many() -> None:
-    facts = Facts({"weight": torch.Size([15])}, (("weight",),), 100, 0.1, int)
+    facts = RunInfo({"weight": torch.Size([15])}, (("weight",),), 100, 0.1, int)
     ranked = Ranked(0.9)
     ranked.observe(9, {"weight": torch.randn(15)}, facts)
     assert ranked.live(10, facts)["weight"].sum() == Random(0.9).live(10, facts)["weight"].sum() == 2

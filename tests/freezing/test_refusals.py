@@ -12,7 +12,7 @@ from torch import nn
 
 from hoarfrost import budget
 from hoarfrost.errors import HoarfrostError, InvalidValue
-from hoarfrost.freezing import Channels, Facts, Freezer, Layers, Pruned, RandomTensors
+from hoarfrost.freezing import Channels, Freezer, Layers, Pruned, RandomTensors, RunInfo
 from tests.support.freezing import PLAN, ledger, make, net, step
 
 NAN = {name: torch.full_like(value, torch.nan) for name, value in net().state_dict().items()}
@@ -22,7 +22,7 @@ class Saying(Freezer):
     def __init__(self, said: Any) -> None:
         self.said = said
 
-    def live(self, step: int, facts: Facts) -> Any:
+    def live(self, step: int, info: RunInfo) -> Any:
         return self.said
 
 

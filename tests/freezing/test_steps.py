@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.freezing import Channels, Facts, Freezer, Live
+from hoarfrost.freezing import Channels, Freezer, Live, RunInfo
 from hoarfrost.gradients import contributions
 from hoarfrost.masks import as_tensor, resolve_mask
 from hoarfrost.noise import Noise
@@ -51,7 +51,7 @@ def test_fifty_steps_of_any_freezes_and_thaws_equal_the_oracle(seed: int) -> Non
         for name, p in model.named_parameters():
             torch.testing.assert_close(p, plain.get_parameter(name), rtol=1e-3, atol=1e-5)
             assert torch.equal(p[~masks[name]], before[name][~masks[name]])
-        shares.append(private.optimizer.switch.share)
+        shares.append(private.optimizer.controller.share)
     assert min(shares) < 1  # in some of the steps, chance leaves everything live
 
 
@@ -190,7 +190,7 @@ def test_velocity_flows_only_if_it_is_asked_to() -> None:
         step(private)
         before = {name: p.clone() for name, p in model.named_parameters()}
         step(private)
-        facts = private.optimizer.switch.facts
+        facts = private.optimizer.controller.info
         live = freezer.live(1, facts)
         still = all(
             torch.equal(p[~as_tensor(live[name], p.shape)], before[name][~as_tensor(live[name], p.shape)])
@@ -209,7 +209,7 @@ def test_the_posterior_variant_clips_with_everything_and_moves_what_is_live() ->
     )
     total = oracle.clipped_sum(gradients, 0.5)
     step(private)
-    live = freezer.live(0, private.optimizer.switch.facts)
+    live = freezer.live(0, private.optimizer.controller.info)
     for name, p in plain.named_parameters():
         expected = p - 0.5 * total[name] * as_tensor(live[name], p.shape) / N
         torch.testing.assert_close(model.get_parameter(name), expected, rtol=1e-3, atol=1e-5)
@@ -287,10 +287,10 @@ class Notes(Freezer):
     def __init__(self) -> None:
         self.seen: list[Mapping[str, Tensor]] = []
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         return {name: name != "0.weight" for name in facts.shapes}
 
-    def observe(self, step: int, gradients: Mapping[str, Tensor], facts: Facts) -> None:
+    def observe(self, step: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
         self.seen.append({name: g.clone() for name, g in gradients.items()})
 
 
@@ -353,7 +353,7 @@ def test_parameters_may_lie_in_memory_as_they_like(granularity: str) -> None:
                 private.optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 private.optimizer.step()
-        live = freezer.live(0, private.optimizer.switch.facts)
+        live = freezer.live(0, private.optimizer.controller.info)
         for name, p in model.named_parameters():
             moved = p != before[name]
             assert torch.equal(moved, as_tensor(live[name], p.shape)), name
@@ -394,12 +394,12 @@ def test_what_somebody_else_took_out_of_training_stays_out() -> None:
         for _ in range(8):
             step(private)
         assert torch.equal(model.get_parameter("5.weight"), before)
-        switch = private.optimizer.switch
-        live = switch.freezer.live(7, switch.facts)
+        switch = private.optimizer.controller
+        live = switch.freezer.live(7, controller.info)
         parameters = dict(model.named_parameters())
         counts = {name: int(as_tensor(live[name], p.shape).sum()) for name, p in parameters.items()}
         everything = sum(p.numel() for p in parameters.values())
-        assert switch.share == (sum(counts.values()) - counts["5.weight"]) / everything < 0.6
+        assert controller.live_share == (sum(counts.values()) - counts["5.weight"]) / everything < 0.6
 
 
 def test_the_public_seed_is_a_number() -> None:

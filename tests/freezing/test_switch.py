@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from hoarfrost import budget
-from hoarfrost.freezing import Facts, Freezer, Largest, Layers, Live, Random, Ranked
-from hoarfrost.train import checkpoint as checkpoints
+from hoarfrost import checkpoint as checkpoints
+from hoarfrost.freezing import Freezer, Largest, Layers, Live, Random, Ranked, RunInfo
 from tests.support.freezing import PLAN, make, net, step
 
 # A freezer is for one run.
@@ -20,9 +20,9 @@ def test_a_freezer_that_was_used_before_begins_anew() -> None:
     freezer = Ranked(0.5)
     for _ in range(2):
         private = make(net(), freeze=freezer, **PLAN)
-        switch = private.optimizer.switch
+        switch = private.optimizer.controller
         assert switch.freezer.state().keys() == {"epoch"}
-        assert all(live is True for live in switch.freezer.live(3, switch.facts).values())
+        assert all(live is True for live in switch.freezer.live(3, controller.info).values())
         for _ in range(4):
             step(private)
         assert len(switch.freezer.state()) > 1
@@ -36,7 +36,7 @@ def test_two_runs_do_not_share_what_a_freezer_keeps() -> None:
     first, second = make(net(), freeze=freezer, **PLAN), make(small, freeze=freezer, **PLAN)
     for private in (first, second):
         step(private)
-    masks = [private.optimizer.switch.masks[private.model[0].weight].mask for private in (first, second)]
+    masks = [private.optimizer.controller.masks[private.model[0].weight].mask for private in (first, second)]
     assert masks[0][:2].any()
     assert not masks[1][:2].any()
 
@@ -51,7 +51,7 @@ class Toggled(Freezer):
         self.mask = torch.ones(4, 1, 3, 3) > 0
         self.asked = 0
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         self.asked += 1
         return dict.fromkeys(facts.shapes, True) | {"0.weight": self.mask}
 
@@ -71,12 +71,12 @@ def test_one_of_your_own_may_change_its_mind_between_backward_and_step() -> None
 
 def test_what_is_said_twice_is_worked_out_once() -> None:
     private = make(net(), freeze=Toggled(), noise_multiplier=1.0, sample_rate=1.0, steps=3)
-    private.optimizer.switch.freezer.mask[0] = False
+    private.optimizer.controller.freezer.mask[0] = False
     step(private)
-    part = private.optimizer.switch.masks[private.model[0].weight]
+    part = private.optimizer.controller.masks[private.model[0].weight]
     step(private)
-    assert private.optimizer.switch.masks[private.model[0].weight] is part
-    assert private.optimizer.switch.freezer.asked >= 4
+    assert private.optimizer.controller.masks[private.model[0].weight] is part
+    assert private.optimizer.controller.freezer.asked >= 4
 
 
 def test_an_epsilon_is_translated_to_a_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +102,9 @@ def test_a_restored_run_works_out_anew_when_an_epsilon_is_spent(tmp_path: Path) 
     freezer = Layers(first=1, epsilon=4.0)
     second = make(net(), freeze=freezer, **many | {"noise_multiplier": 2.0})
     step(second)
-    alone = freezer.begins(second.optimizer.switch.facts)
+    alone = freezer.begins(second.optimizer.controller.info)
     checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(second)
-    later = freezer.begins(second.optimizer.switch.facts)
+    later = freezer.begins(second.optimizer.controller.info)
     own, other = ({"sample_rate": 0.5, "noise_multiplier": noise} for noise in (2.0, 3.0))
     spent = [
         budget.epsilon([budget.Gaussian(**other, steps=5), budget.Gaussian(**own, steps=later - 4 + n)], 1e-5)

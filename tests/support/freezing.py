@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost import budget
-from hoarfrost.freezing import Channels, Facts, Freezer, Live
+from hoarfrost.freezing import Channels, Freezer, Live, RunInfo
 from hoarfrost.masks import Mask
 
 N = 12
@@ -26,7 +26,7 @@ class Scripted(Freezer):
     def __init__(self, script: Callable[[int], Live]) -> None:
         self.script = script
 
-    def live(self, step: int, facts: Facts) -> Live:
+    def live(self, step: int, info: RunInfo) -> Live:
         return self.script(step)
 
 

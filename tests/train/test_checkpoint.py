@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost.budget import Gaussian, Ledger, epsilon
+from hoarfrost.checkpoint import Checkpoint, save
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
-from hoarfrost.train.checkpoint import Checkpoint, save
 from tests.support.small_runs import OPTIMIZERS, STEPS, equal_weights, new_run, train_until, weights
 
 SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
@@ -99,7 +99,7 @@ def test_a_seeded_run_does_not_use_its_noise_twice(path: Path) -> None:
     assert not equal_weights(weights(private), lost)
     later = seeded()
     Checkpoint.read(path).restore(later)
-    assert later.optimizer.noise.draws == 2  # a new process does not begin with the first numbers again
+    assert later.optimizer.mechanism.noise.draws == 2  # a new process does not begin with the first numbers again
 
 
 def seeded() -> Any:
@@ -137,7 +137,7 @@ def test_an_older_checkpoint_in_a_new_process_keeps_all_that_the_ledger_has(path
     train_until(private, 7)
 
     script = f"""
-from hoarfrost.train.checkpoint import Checkpoint
+from hoarfrost.checkpoint import Checkpoint
 from tests.support.small_runs import new_run, train_until
 later = new_run(ledger={str(ledger)!r}, run="mine")
 Checkpoint.read({str(path)!r}).restore(later)
@@ -406,5 +406,5 @@ def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
         ranked = new_run(freeze=freeze.Ranked(0.5))
         Checkpoint.read(path).restore(ranked)
         train_until(ranked, 7)
-        shares = ranked.optimizer.switch.shares
+        shares = ranked.optimizer.controller.shares
         assert 0 < shares <= 7

@@ -129,7 +129,7 @@ def test_the_frozen_share_grows_as_the_paper_says() -> None:
 def test_a_recipe_composes_freezers() -> None:
     changes = ["freeze.kind=layers", "freeze.step=3", "freeze.also.kind=random", "freeze.also.rate=0.5"]
     recipe = read_recipe("digits", changes)
-    freezer = prepare(recipe, torch.device("cpu")).private.optimizer.switch.freezer
+    freezer = prepare(recipe, torch.device("cpu")).private.optimizer.controller.freezer
     assert isinstance(freezer, Both)
     assert repr(freezer) == repr(Layers(step=3) & Random(0.5))
 

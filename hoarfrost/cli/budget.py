@@ -1,4 +1,4 @@
-"""`hoarfrost budget`: what training would cost, without training."""
+"""`hoarfrost budget`: the privacy cost of training, without training."""
 
 import json
 import math
@@ -12,34 +12,38 @@ if TYPE_CHECKING:
     from hoarfrost.budget import Statement
 
 app = typer.Typer(
-    help="What private training costs, and what a budget allows.",
+    help="Compute epsilon, noise or steps for private training.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )
 
 
 class Accountant(StrEnum):
-    """How releases are composed."""
+    """The composition method."""
 
     pld = "pld"
     rdp = "rdp"
 
 
-Delta = Annotated[float, typer.Option(help="The probability with which epsilon may fail to hold.")]
-Epsilon = Annotated[float, typer.Option(help="The budget.")]
-NoiseMultiplier = Annotated[float, typer.Option(help="Standard deviation of the noise over the clipping norm.")]
-SampleRate = Annotated[float | None, typer.Option(help="The chance of each example to be in a step.")]
-BatchSize = Annotated[float | None, typer.Option(help="Instead of --sample-rate, with --size: the expected batch.")]
-Size = Annotated[int | None, typer.Option(help="How many training examples there are.")]
-Steps = Annotated[int | None, typer.Option(help="How many steps are taken.")]
-Epochs = Annotated[float | None, typer.Option(help="Instead of --steps: how many passes over the data.")]
-By = Annotated[Accountant, typer.Option("--accountant", help="pld is nearly exact, rdp somewhat above it.")]
+Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-privacy.")]
+Epsilon = Annotated[float, typer.Option(help="The target epsilon.")]
+NoiseMultiplier = Annotated[float, typer.Option(help="Standard deviation of the noise, divided by the clipping norm.")]
+SampleRate = Annotated[float | None, typer.Option(help="The probability that an example is in a batch.")]
+BatchSize = Annotated[
+    float | None, typer.Option(help="Expected batch size. Use with --size, instead of --sample-rate.")
+]
+Size = Annotated[int | None, typer.Option(help="Number of training examples.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
+Epochs = Annotated[float | None, typer.Option(help="Number of passes over the data, instead of --steps.")]
+By = Annotated[
+    Accountant, typer.Option("--accountant", help="pld is nearly exact; rdp is an upper bound, somewhat larger.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """What private training costs, and what a budget allows."""
+    """Compute epsilon, noise or steps for private training."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -56,7 +60,7 @@ def epsilon(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """How much privacy so many steps with so much noise cost."""
+    """Epsilon, from the noise multiplier and the number of steps."""
     from hoarfrost.budget import Gaussian, Statement
 
     sampling = Sampling.of(sample_rate, batch_size, size)
@@ -80,7 +84,7 @@ def noise(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """The smallest noise with which so many steps stay within epsilon."""
+    """The smallest noise multiplier for a target epsilon."""
     from hoarfrost import budget
 
     sampling = Sampling.of(sample_rate, batch_size, size)
@@ -89,7 +93,7 @@ def noise(
     sigma = budget.noise_multiplier(epsilon, delta, sampling.rate, count, accountant.value)
     training = budget.Gaussian(noise_multiplier=sigma, sample_rate=sampling.rate, steps=count)
     statement = budget.Statement.of(training, delta, accountant.value)
-    shown = math.ceil(sigma * 1e4) / 1e4  # up: who copies the number must not overspend
+    shown = math.ceil(sigma * 1e4) / 1e4  # rounded up, so that the printed number stays within the budget
     _answer(as_json, f"noise multiplier {shown:.4f}\n{statement}", statement, target_epsilon=epsilon)
 
 
@@ -104,7 +108,7 @@ def steps_(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """How many steps stay within epsilon."""
+    """The largest number of steps for a target epsilon."""
     from hoarfrost import budget
 
     sampling = Sampling.of(sample_rate, batch_size, size)
@@ -118,14 +122,14 @@ def steps_(
 
 @dataclass(frozen=True)
 class Sampling:
-    """Each example's chance to be in a step, and the number of examples if it is known."""
+    """The sampling rate, and the number of examples if it is known."""
 
     rate: float
     size: int | None
 
     @classmethod
     def of(cls, sample_rate: float | None, batch_size: float | None, size: int | None) -> "Sampling":
-        """From one of the two ways to say it."""
+        """From a sampling rate, or from a batch size and the number of examples."""
         from hoarfrost import validate
         from hoarfrost.errors import InvalidValue
 
@@ -138,7 +142,7 @@ class Sampling:
             return cls(sample_rate, size)
         if size is None:
             raise InvalidValue("--batch-size needs --size, the number of training examples")
-        from hoarfrost.sampling.poisson import Poisson  # the very one that training uses
+        from hoarfrost.sampling.poisson import Poisson  # as in training
 
         assert batch_size is not None
         return cls(Poisson.of_batch(batch_size, size).sample_rate, size)
@@ -161,13 +165,13 @@ class Sampling:
         return max(1, Poisson(sample_rate=self.rate, size=self.size or 1).epoch_boundary(epochs))
 
     def warn(self, delta: float) -> None:
-        """Says so on standard error if delta is too large for the data."""
+        """Prints a warning if delta is too large for the number of examples."""
         if self.size is not None:
-            from hoarfrost.cli.oneline import complain
+            from hoarfrost.cli.errors import report
             from hoarfrost.train.words import delta_advice
 
             if advice := delta_advice(delta, self.size):
-                complain(f"warning: {advice}")
+                report(f"warning: {advice}")
 
 
 def _answer(as_json: bool, text: str, statement: "Statement", **asked: Any) -> None:
@@ -175,7 +179,7 @@ def _answer(as_json: bool, text: str, statement: "Statement", **asked: Any) -> N
         print(text)
         return
     (training,) = statement.releases
-    facts = {**statement.as_dict(), **training.as_dict(), **asked}
-    for about_a_run in ("seeded", "warning", "releases", "kind"):
-        facts.pop(about_a_run)
-    print(json.dumps(facts, indent=2, allow_nan=False))
+    fields = {**statement.as_dict(), **training.as_dict(), **asked}
+    for of_a_run in ("seeded", "warning", "releases", "kind"):
+        fields.pop(of_a_run)
+    print(json.dumps(fields, indent=2, allow_nan=False))

@@ -1,8 +1,8 @@
-"""The ways to make one training step that are compared.
+"""The implementations of one training step that are compared.
 
 Constructing a contender is its set-up. ``prepare()`` fetches the batch and is not measured; ``step()`` is:
 forward, backward, clip, noise, update, zero_grad. Clearing the gradients comes last instead of first (in a
-loop that is the same), so that nobody's gradients occupy memory while another contender is measured.
+loop that is the same), so that no gradients occupy memory while another contender is measured.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ class Contender(Protocol):
 
 
 class Plain:
-    """PyTorch alone: what everything else is measured in."""
+    """PyTorch alone: the baseline."""
 
     def __init__(self, workload: Workload) -> None:
         self.model = workload.build()
@@ -51,7 +51,7 @@ class Plain:
 
 
 class PlainWithNoise(Plain):
-    """PyTorch that also adds noise to each gradient: no clipping, no privacy, but a share of its cost."""
+    """PyTorch with noise on each gradient: no clipping, not private, but some of the cost."""
 
     def step(self) -> None:
         F.cross_entropy(self.model(self.inputs), self.targets).backward()
@@ -124,7 +124,7 @@ class HoarfrostRandom(Hoarfrost):
 
 
 class HoarfrostRedrawn(Hoarfrost):
-    """The same, with coordinates that are drawn anew for every step: what it costs more is the price of switching."""
+    """The same with a new mask in every step: the difference is the cost of changing masks."""
 
     def _freezer(self) -> Any:
         from hoarfrost.freezing import Random
@@ -198,7 +198,7 @@ def _quiet() -> None:
 def unavailable(name: str, workload: Workload) -> str | None:
     """Why this contender cannot run here, or None if it can."""
     if name.startswith("opacus") and importlib.util.find_spec("opacus") is None:
-        return "Opacus is not installed; pip install 'hoarfrost[bench]' brings it"
+        return "Opacus is not installed; run pip install 'hoarfrost[bench]'"
     if name == "opacus-hooks":
         # Four bytes a coordinate for every example, and half as much again while the largest are summed.
         needed = 1.5 * 4 * workload.batch_size * workload.parameters()

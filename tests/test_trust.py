@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.trust import edits, empty, kills, together
+from benchmarks.trust import concurrent, edits, empty, kills
 from benchmarks.trust.__main__ import keep
 
 
@@ -16,13 +16,13 @@ def test_a_killed_run_released_no_step_that_its_ledger_does_not_have() -> None:
         assert each["covered"] == each["kills"] == 10
         assert each["largest excess"] <= ahead
     assert sum(each["kills between the first release and the last"] for each in figures.values()) > 0
-    assert kills.tell(figures).count("10 of 10") == 2
+    assert kills.summary(figures).count("10 of 10") == 2
 
 
 def test_processes_on_one_budget_do_not_overspend_it() -> None:
-    figures = together.measure(4)
+    figures = concurrent.measure(4)
     assert (figures["processes"], figures["overspend"]) == (4, 0.0)
-    assert figures["would buy"] < together.LEAST  # they went on until nothing was left
+    assert figures["would buy"] < concurrent.LEAST  # they went on until nothing was left
 
 
 def test_edits_are_noticed() -> None:

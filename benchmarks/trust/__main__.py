@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import machine
-from benchmarks.trust import edits, empty, kills, ledger_cost, noise_cost, resumes, together
+from benchmarks.trust import concurrent, edits, empty, kills, ledger_cost, noise_cost, resumes
 
 RESULTS = Path(__file__).parents[1] / "results" / "trust.json"
 
@@ -18,13 +18,13 @@ class Command(Protocol):
 
     def measure(self, count: int) -> dict[str, Any]: ...
 
-    def tell(self, figures: dict[str, Any]) -> str: ...
+    def summary(self, figures: dict[str, Any]) -> str: ...
 
 
 COMMANDS: dict[str, Command] = {
     "kills": kills,
     "resumes": resumes,
-    "concurrent": together,
+    "concurrent": concurrent,
     "edits": edits,
     "empty": empty,
     "ledger-cost": ledger_cost,
@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     command = COMMANDS[options.command]
     figures = command.measure(options.count or command.COUNT)
-    print(f"{options.command}: {command.tell(figures)}")
+    print(f"{options.command}: {command.summary(figures)}")
     keep(options.json, options.command, figures)
 
 

@@ -1,4 +1,4 @@
-"""A ledger edited by other hands: is it noticed?"""
+"""Random edits of a ledger: are they detected?"""
 
 import random
 import tempfile
@@ -13,26 +13,26 @@ COUNT = 1000
 RUNS, STEPS = 10, 15  # so many records, and as many commits
 
 
-def flip(text: bytes, chance: random.Random) -> bytes:
-    place = chance.randrange(len(text))
-    return text[:place] + bytes([text[place] ^ 1 << chance.randrange(8)]) + text[place + 1 :]
+def flip(text: bytes, rng: random.Random) -> bytes:
+    place = rng.randrange(len(text))
+    return text[:place] + bytes([text[place] ^ 1 << rng.randrange(8)]) + text[place + 1 :]
 
 
-def delete(text: bytes, chance: random.Random) -> bytes:
+def delete(text: bytes, rng: random.Random) -> bytes:
     lines = text.splitlines(keepends=True)
-    del lines[chance.randrange(len(lines) - 1)]  # not the last: that would be a cut
+    del lines[rng.randrange(len(lines) - 1)]  # not the last: that would be a cut
     return b"".join(lines)
 
 
-def swap(text: bytes, chance: random.Random) -> bytes:
+def swap(text: bytes, rng: random.Random) -> bytes:
     lines = text.splitlines(keepends=True)
-    one, other = chance.sample(range(len(lines)), 2)
+    one, other = rng.sample(range(len(lines)), 2)
     lines[one], lines[other] = lines[other], lines[one]
     return b"".join(lines)
 
 
-def cut(text: bytes, chance: random.Random) -> bytes:
-    return text[: chance.randrange(len(text))]
+def cut(text: bytes, rng: random.Random) -> bytes:
+    return text[: rng.randrange(len(text))]
 
 
 EDITS: dict[str, Callable[[bytes, random.Random], bytes]] = {"flip": flip, "delete": delete, "swap": swap, "cut": cut}
@@ -51,7 +51,7 @@ def written(path: Path) -> Ledger:
 
 
 def measure(count: int = COUNT) -> dict[str, Any]:
-    chance = random.Random(0)
+    rng = random.Random(0)
     found = {name: {"edits": 0, "noticed by anyone": 0, "noticed with the head": 0} for name in EDITS}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -59,7 +59,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
         head, text = str(ledger.head), path.read_bytes()
         for number in range(count):
             name = list(EDITS)[number % len(EDITS)]
-            edited = EDITS[name](text, chance)
+            edited = EDITS[name](text, rng)
             assert edited != text
             path.write_bytes(edited)
             by_anyone, with_head = _noticed(path, head)
@@ -86,7 +86,7 @@ def _noticed(path: Path, head: str) -> tuple[bool, bool]:
     return False, False
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     kinds = ", ".join(f"{name} {each['noticed by anyone']}/{each['edits']}" for name, each in figures["kinds"].items())
     return (
         f"{figures['noticed']} of {figures['edits']} edits of {figures['records']} records noticed with an exported "

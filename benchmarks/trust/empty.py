@@ -37,7 +37,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
     return {"steps": count, "empty": empty, "noised": noised, "reserved": entry.reserved, "committed": entry.committed}
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return (
         f"{figures['empty']} empty batches of {figures['steps']}: {figures['noised']} noised, {figures['reserved']} "
         "counted in the ledger"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
-from benchmarks.trust import children
+from benchmarks.trust import processes
 from hoarfrost.budget import Gaussian, Ledger
 
 COUNT = 200
@@ -63,7 +63,7 @@ def trial(folder: Path, ahead: int, delay: float | None = None, last: int | None
     Ledger.create(ledger, epsilon=None, delta=1e-5)
     witness.touch()
     start = time.perf_counter()
-    child = children.start(lambda: train(ledger, witness, ahead, last))
+    child = processes.start(lambda: train(ledger, witness, ahead, last))
     if delay is not None:
         time.sleep(max(0.0, start + delay - time.perf_counter()))
         os.kill(child, signal.SIGKILL)
@@ -93,19 +93,19 @@ def measure(count: int = COUNT) -> dict[str, Any]:
 
 
 def _measure(count: int, ahead: int) -> dict[str, Any]:
-    chance = random.Random(ahead)
+    rng = random.Random(ahead)
     trials = []
     with tempfile.TemporaryDirectory() as folder:
-        # Here first: what is imported on the way is then there for all children, whose lives are spent in training.
+        # Once in this process: imports are then done before forking, and children only train.
         warm_up = _place(folder, "warm-up")
         Ledger.create(warm_up / "ledger.jsonl", epsilon=None, delta=1e-5)
         train(warm_up / "ledger.jsonl", warm_up / "witness", ahead)
         life = min(trial(_place(folder, f"undisturbed {turn}"), ahead)["seconds"] for turn in range(3))
         while len(trials) < count:
             if len(trials) % AIMED == 0:
-                when: dict[str, Any] = {"last": chance.randint(1, STEPS)}
+                when: dict[str, Any] = {"last": rng.randint(1, STEPS)}
             else:
-                when = {"delay": chance.uniform(0, life)}
+                when = {"delay": rng.uniform(0, life)}
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 result = trial(Path(place), ahead, **when)
             if result["killed"]:  # not too late
@@ -126,7 +126,7 @@ def _place(folder: str, name: str) -> Path:
     return place
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return "; ".join(
         f"reserving {each['steps ahead']} at a time: ledger ≥ releases in {each['covered']} of {each['kills']} kills "
         f"({each['kills between the first release and the last']} of them between the first release and the last), "

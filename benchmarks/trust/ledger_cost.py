@@ -30,7 +30,7 @@ def _measure(count: int, key: bytes | None) -> dict[str, float]:
     return {"median microseconds": 1e6 * middle, "percent of a 100 ms step": 100 * middle / STEP}
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {figures[name]['median microseconds']:.0f} µs a step "
         f"({figures[name]['percent of a 100 ms step']:.2f} % of 100 ms)"

@@ -1,4 +1,4 @@
-"""What it costs that nobody can predict the noise: against torch.randn, and as a share of a private step."""
+"""The cost of cryptographic noise, beside torch.randn and as a share of a private step."""
 
 from collections.abc import Callable
 from statistics import median
@@ -54,7 +54,7 @@ def _seconds(run: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return (
         f"{figures['numbers'] / 1e6:g}M numbers in {figures['hoarfrost milliseconds']:.0f} ms, torch.randn "
         f"{figures['torch.randn milliseconds']:.0f} ms, ratio {figures['ratio']:.2f}; "

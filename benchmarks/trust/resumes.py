@@ -1,4 +1,4 @@
-"""A run that is killed and resumed again and again: how many steps does it pay for in the end?"""
+"""A run that is killed and resumed again and again: how many steps are charged in the end?"""
 
 import os
 import random
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.trust import children
+from benchmarks.trust import processes
 from hoarfrost.budget import Ledger, epsilon
 from hoarfrost.train import Recipe, resume, run
 
@@ -29,7 +29,7 @@ RECIPE = {
 
 def in_a_child(work: Callable[[], object], until: Callable[[], bool] | None = None) -> bool:
     """Runs the work in a process of its own, killed as soon as ``until`` says so; whether it came to its end."""
-    child = children.start(work)
+    child = processes.start(work)
     while until is not None and not until():
         time.sleep(0.0005)
         if os.waitpid(child, os.WNOHANG) != (0, 0):
@@ -42,7 +42,7 @@ def in_a_child(work: Callable[[], object], until: Callable[[], bool] | None = No
 
 def measure(count: int = COUNT) -> dict[str, Any]:
     torch.set_num_threads(1)  # a forked process must not ask for the threads that its parent had
-    chance = random.Random(0)
+    rng = random.Random(0)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         ledger = folder / "ledger.jsonl"
@@ -53,7 +53,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
         recipe = Recipe.model_validate(RECIPE)
         lost_at = []
         for number in range(count):
-            target = charged() + chance.randrange(1, STEPS // (count + 1))
+            target = charged() + rng.randrange(1, STEPS // (count + 1))
 
             def late(target: int = target) -> bool:
                 # Records, not steps: a kill shall also fall between a reservation and its commit.
@@ -76,7 +76,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
         }
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return (
         f"killed and resumed {figures['kills']} times, one step reserved at a time: {figures['steps charged']} steps "
         f"charged for {figures['steps planned']} (epsilon {figures['epsilon charged']:.4f} instead of "

@@ -1,4 +1,4 @@
-"""The command line's outline: which commands there are."""
+"""The commands of the command line."""
 
 from typing import Annotated
 
@@ -8,13 +8,13 @@ import hoarfrost
 from hoarfrost.cli.audit import audit
 from hoarfrost.cli.budget import app as budget
 from hoarfrost.cli.data import app as data
+from hoarfrost.cli.errors import OneLineErrorGroup
 from hoarfrost.cli.ledger import app as ledger
-from hoarfrost.cli.oneline import OneLine
 from hoarfrost.cli.train import train
 
 app = typer.Typer(
     name="hoarfrost",
-    cls=OneLine,
+    cls=OneLineErrorGroup,
     help="Differentially private PyTorch training.",
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,45 +1,48 @@
-"""`hoarfrost budget`: what training would cost, without training."""
+"""`hoarfrost budget`: the privacy cost of training, without training."""
 
 import json
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from hoarfrost.budget import Statement
+    from hoarfrost.budget import Plan, Statement
 
 app = typer.Typer(
-    help="What private training costs, and what a budget allows.",
+    help="Compute epsilon, noise or steps for private training.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )
 
 
 class Accountant(StrEnum):
-    """How releases are composed."""
+    """The composition method."""
 
     pld = "pld"
     rdp = "rdp"
 
 
-Delta = Annotated[float, typer.Option(help="The probability with which epsilon may fail to hold.")]
-Epsilon = Annotated[float, typer.Option(help="The budget.")]
-NoiseMultiplier = Annotated[float, typer.Option(help="Standard deviation of the noise over the clipping norm.")]
-SampleRate = Annotated[float | None, typer.Option(help="The chance of each example to be in a step.")]
-BatchSize = Annotated[float | None, typer.Option(help="Instead of --sample-rate, with --size: the expected batch.")]
-Size = Annotated[int | None, typer.Option(help="How many training examples there are.")]
-Steps = Annotated[int | None, typer.Option(help="How many steps are taken.")]
-Epochs = Annotated[float | None, typer.Option(help="Instead of --steps: how many passes over the data.")]
-By = Annotated[Accountant, typer.Option("--accountant", help="pld is nearly exact, rdp somewhat above it.")]
+Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta)-privacy.")]
+Epsilon = Annotated[float, typer.Option(help="The target epsilon.")]
+NoiseMultiplier = Annotated[float, typer.Option(help="Standard deviation of the noise, divided by the clipping norm.")]
+SampleRate = Annotated[float | None, typer.Option(help="The probability that an example is in a batch.")]
+BatchSize = Annotated[
+    float | None, typer.Option(help="Expected batch size. Use with --size, instead of --sample-rate.")
+]
+Size = Annotated[int | None, typer.Option(help="Number of training examples.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
+Epochs = Annotated[float | None, typer.Option(help="Number of passes over the data, instead of --steps.")]
+By = Annotated[
+    Accountant, typer.Option("--accountant", help="pld is nearly exact; rdp is an upper bound, somewhat larger.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """What private training costs, and what a budget allows."""
+    """Compute epsilon, noise or steps for private training."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -56,15 +59,12 @@ def epsilon(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """How much privacy so many steps with so much noise cost."""
-    from hoarfrost.budget import Gaussian, Statement
-
-    sampling = Sampling.of(sample_rate, batch_size, size)
-    sampling.warn(delta)
-    training = Gaussian(
-        noise_multiplier=noise_multiplier, sample_rate=sampling.rate, steps=sampling.steps(steps, epochs)
-    )
-    statement = Statement.of(training, delta, accountant.value)
+    """Epsilon, from the noise multiplier and the number of steps."""
+    plan = _plan(
+        sample_rate, batch_size, size, _length(steps, epochs), noise_multiplier=noise_multiplier, delta=delta,
+        accountant=accountant.value,
+    )  # fmt: skip
+    statement = plan.statement()
     _answer(as_json, str(statement), statement)
 
 
@@ -80,16 +80,14 @@ def noise(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """The smallest noise with which so many steps stay within epsilon."""
-    from hoarfrost import budget
-
-    sampling = Sampling.of(sample_rate, batch_size, size)
-    sampling.warn(delta)
-    count = sampling.steps(steps, epochs)
-    sigma = budget.noise_multiplier(epsilon, delta, sampling.rate, count, accountant.value)
-    training = budget.Gaussian(noise_multiplier=sigma, sample_rate=sampling.rate, steps=count)
-    statement = budget.Statement.of(training, delta, accountant.value)
-    shown = math.ceil(sigma * 1e4) / 1e4  # up: who copies the number must not overspend
+    """The smallest noise multiplier for a target epsilon."""
+    plan = _plan(
+        sample_rate, batch_size, size, _length(steps, epochs), epsilon=epsilon, delta=delta, accountant=accountant.value
+    )
+    statement = plan.statement()
+    shown = (
+        math.ceil(plan.noise_multiplier * 1e4) / 1e4
+    )  # rounded up, so that the printed number stays within the budget
     _answer(as_json, f"noise multiplier {shown:.4f}\n{statement}", statement, target_epsilon=epsilon)
 
 
@@ -104,68 +102,44 @@ def steps_(
     accountant: By = Accountant.pld,
     as_json: Json = False,
 ) -> None:
-    """How many steps stay within epsilon."""
-    from hoarfrost import budget
-
-    sampling = Sampling.of(sample_rate, batch_size, size)
-    sampling.warn(delta)
-    count = budget.steps(epsilon, delta, sampling.rate, noise_multiplier, accountant.value)
-    training = budget.Gaussian(noise_multiplier=noise_multiplier, sample_rate=sampling.rate, steps=count)
-    statement = budget.Statement.of(training, delta, accountant.value)
-    text = f"{count} steps, {count * sampling.rate:.4g} epochs\n{statement}"
+    """The largest number of steps for a target epsilon."""
+    plan = _plan(
+        sample_rate, batch_size, size, {}, noise_multiplier=noise_multiplier, delta=delta, accountant=accountant.value
+    )
+    count = plan.steps_within(epsilon)
+    statement = plan.statement(steps=count)
+    text = f"{count} steps, {count * plan.sample_rate:.4g} epochs\n{statement}"
     _answer(as_json, text, statement, target_epsilon=epsilon)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Each example's chance to be in a step, and the number of examples if it is known."""
+def _plan(
+    sample_rate: float | None, batch_size: float | None, size: int | None, length: dict[str, Any], **privacy: Any
+) -> "Plan":
+    """The plan, as training would make it; warns if delta is too large for the number of examples."""
+    from hoarfrost.budget import Plan
+    from hoarfrost.errors import InvalidValue
 
-    rate: float
-    size: int | None
+    if (sample_rate is None) == (batch_size is None):
+        raise InvalidValue("give either --sample-rate, or --batch-size with --size")
+    if batch_size is not None and size is None:
+        raise InvalidValue("--batch-size needs --size, the number of training examples")
+    known = 1 if size is None else size  # with a sampling rate, nothing depends on it
+    plan = Plan.solve(size=known, sample_rate=sample_rate, batch_size=batch_size, **length, **privacy)
+    if size is not None:
+        from hoarfrost.cli.errors import report
+        from hoarfrost.train.formatting import delta_advice
 
-    @classmethod
-    def of(cls, sample_rate: float | None, batch_size: float | None, size: int | None) -> "Sampling":
-        """From one of the two ways to say it."""
-        from hoarfrost import validate
-        from hoarfrost.errors import InvalidValue
+        if advice := delta_advice(plan.delta, size):
+            report(f"warning: {advice}")
+    return plan
 
-        if (sample_rate is None) == (batch_size is None):
-            raise InvalidValue("give either --sample-rate, or --batch-size with --size")
-        if size is not None:
-            validate.whole(size=size)
-        if sample_rate is not None:
-            validate.rate(sample_rate=sample_rate)
-            return cls(sample_rate, size)
-        if size is None:
-            raise InvalidValue("--batch-size needs --size, the number of training examples")
-        from hoarfrost.epochs import rate_of  # the very one that training uses
 
-        return cls(rate_of(size, batch_size, None), size)
+def _length(steps: int | None, epochs: float | None) -> dict[str, Any]:
+    from hoarfrost.errors import InvalidValue
 
-    def steps(self, steps: int | None, epochs: float | None) -> int:
-        """The number of steps, as `make_private` would count them."""
-        from hoarfrost import validate
-        from hoarfrost.errors import InvalidValue
-
-        if (steps is None) == (epochs is None):
-            raise InvalidValue("give either --steps or --epochs")
-        if steps is not None:
-            validate.whole(steps=steps)
-            return steps
-        from hoarfrost.epochs import first_step
-
-        assert epochs is not None
-        validate.positive(epochs=epochs)
-        return max(1, first_step(epochs, self.rate))
-
-    def warn(self, delta: float) -> None:
-        """Says so on standard error if delta is too large for the data."""
-        if self.size is not None:
-            from hoarfrost.cli.oneline import complain
-            from hoarfrost.train.formatting import delta_advice
-
-            if advice := delta_advice(delta, self.size):
-                complain(f"warning: {advice}")
+    if (steps is None) == (epochs is None):
+        raise InvalidValue("give either --steps or --epochs")
+    return {"steps": steps, "epochs": epochs}
 
 
 def _answer(as_json: bool, text: str, statement: "Statement", **asked: Any) -> None:
@@ -173,7 +147,7 @@ def _answer(as_json: bool, text: str, statement: "Statement", **asked: Any) -> N
         print(text)
         return
     (training,) = statement.releases
-    facts = {**statement.as_dict(), **training.as_dict(), **asked}
-    for about_a_run in ("seeded", "warning", "releases", "kind"):
-        facts.pop(about_a_run)
-    print(json.dumps(facts, indent=2, allow_nan=False))
+    fields = {**statement.as_dict(), **training.as_dict(), **asked}
+    for of_a_run in ("seeded", "warning", "releases", "kind"):
+        fields.pop(of_a_run)
+    print(json.dumps(fields, indent=2, allow_nan=False))

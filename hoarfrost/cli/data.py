@@ -1,4 +1,4 @@
-"""`hoarfrost data`: the data sets that recipes can name, and what of them is on this machine."""
+"""`hoarfrost data`: the data sets that recipes can name, and which are on this machine."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hoarfrost.data.download import Progress
 
 app = typer.Typer(
-    help="The data sets that recipes can name.",
+    help="Download and list data sets.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """The data sets that recipes can name."""
+    """Download and list data sets."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -30,10 +30,12 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist or cifar10.")],
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="PATH", help="Take the raw files from this folder or archive, not the web."),
+        typer.Option(
+            "--from", metavar="PATH", help="Read the raw files from this folder or archive instead of downloading."
+        ),
     ] = None,
 ) -> None:
-    """Bring a data set into the cache, and check that it is the right one."""
+    """Download a data set into the cache and verify its checksums."""
     from hoarfrost.data import fetch
     from hoarfrost.data.catalog import CATALOG
 
@@ -45,7 +47,7 @@ def get(
 
 @app.command("list")
 def list_() -> None:
-    """What there is, where it is, and how large."""
+    """List data sets, with size and path if downloaded."""
     from rich.filesize import decimal
 
     from hoarfrost.data import cache
@@ -58,7 +60,7 @@ def list_() -> None:
             f"{decimal(os.path.getsize(path))}  {path}" if there else f"not downloaded; run `hoarfrost data get {name}`"
         )
         _row(name, f"{raw.train} + {raw.test} images {'x'.join(map(str, raw.shape))}", where)
-    _row("digits", "1500 + 297 images 1x8x8", "comes with scikit-learn")
+    _row("digits", "1500 + 297 images 1x8x8", "part of scikit-learn")
 
 
 def _row(name: str, what: str, where: str) -> None:
@@ -67,7 +69,7 @@ def _row(name: str, what: str, where: str) -> None:
 
 @contextmanager
 def _bar() -> Iterator["Progress"]:
-    """A line for each file that is downloaded, on a terminal; nothing elsewhere."""
+    """A progress bar for each downloaded file, on a terminal only."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""`hoarfrost ledger`: a data set's budget, and who spent what of it."""
+"""`hoarfrost ledger`: a data set's privacy budget, and what was spent."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from hoarfrost.budget import Ledger
 
 app = typer.Typer(
-    help="A data set's budget, and who spent what of it.",
+    help="A data set's privacy budget, and what was spent.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )
 
 Where = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.")]
-Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The owner's key: checks every record's MAC.")]
-Earlier = Annotated[str | None, typer.Option("--head", help="An earlier head: checks that nothing was cut off since.")]
+Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The owner's key, to verify MACs.")]
+Earlier = Annotated[str | None, typer.Option("--head", help="An earlier head, to verify that no record was removed.")]
 
 
 class Accountant(StrEnum):
-    """How releases are composed."""
+    """The composition method."""
 
     pld = "pld"
     rdp = "rdp"
@@ -32,7 +32,7 @@ class Accountant(StrEnum):
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """A data set's budget, and who spent what of it."""
+    """A data set's privacy budget, and what was spent."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -41,22 +41,22 @@ def start(context: typer.Context) -> None:
 def create(
     path: Where,
     delta: Delta,
-    epsilon: Annotated[float | None, typer.Option(help="The budget for all that is ever done with the data.")] = None,
-    no_limit: Annotated[bool, typer.Option("--no-limit", help="Instead of --epsilon: keep the books only.")] = False,
+    epsilon: Annotated[float | None, typer.Option(help="The total budget of the data set.")] = None,
+    no_limit: Annotated[
+        bool, typer.Option("--no-limit", help="Record only, without a budget; instead of --epsilon.")
+    ] = False,
     accountant: Annotated[
         Accountant,
-        typer.Option(help="pld is nearly exact; filter also holds if what is asked for depends on earlier results."),
+        typer.Option(help="pld is nearly exact; filter stays valid if runs are chosen by looking at earlier results."),
     ] = Accountant.pld,
     key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The owner's key, made if it does not exist: nobody without it can write."),
+        typer.Option(metavar="FILE", help="The owner's key, required for writing. Created if it does not exist."),
     ] = None,
-    allow_seeded: Annotated[
-        bool, typer.Option("--allow-seeded", help="Admit runs whose noise can be repeated from a seed.")
-    ] = False,
-    note: Annotated[str, typer.Option(help="What the data are; told to whoever reads the ledger.")] = "",
+    allow_seeded: Annotated[bool, typer.Option("--allow-seeded", help="Allow runs with seeded noise.")] = False,
+    note: Annotated[str, typer.Option(help="A description of the data, shown to readers.")] = "",
 ) -> None:
-    """Make a ledger for a data set."""
+    """Create a ledger for a data set."""
     from hoarfrost.budget import Ledger, make_key, read_key
     from hoarfrost.errors import HoarfrostError, InvalidValue
 
@@ -70,12 +70,12 @@ def create(
         )
     except HoarfrostError:
         if key is not None and new_key:
-            key.unlink()  # the key to nothing
+            key.unlink()  # of no use without the ledger
         raise
     limit = "no limit" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}"
-    print(f"made {path}: {limit} ({ledger.accountant} accountant)")
+    print(f"created {path}: {limit} ({ledger.accountant} accountant)")
     if new_key:
-        print(f"made {key}: whoever draws on the ledger needs this key, and whoever has it can write to the ledger")
+        print(f"created {key}: this key is needed to write to the ledger; keep it secret")
     print(f"head {ledger.head}")
 
 
@@ -85,53 +85,53 @@ def show(
     key: Key = None,
     head: Earlier = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Say for every kind of step how many are left, which may take minutes.")
+        bool, typer.Option("--all", help="Compute the steps left for every kind of step. May take minutes.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Who spent what, and what is left."""
-    from hoarfrost.cli.account import Account
+    """Show what each run spent, and what is left."""
+    from hoarfrost.cli.ledger_report import LedgerReport
 
-    account = Account.of(opened(path, key, head), every=every, macs=key is not None, head=head is not None)
+    report = LedgerReport.of(opened(path, key, head), every=every, macs=key is not None, head=head is not None)
     if as_json:
-        print(account.json())
+        print(report.json())
     else:
-        account.print()
+        report.print()
 
 
 @app.command("head")
 def head_(path: Where) -> None:
-    """The newest record's number and hash: kept elsewhere, it tells later whether anything was cut off."""
+    """Print the newest record's number and hash. Keep it elsewhere to detect removed records later."""
     print(opened(path).head)
 
 
 @app.command()
 def check(path: Where, head: Earlier = None, key: Key = None) -> None:
-    """Whether all records are as they were written."""
+    """Verify the hash chain, and MACs and an earlier head if given."""
     ledger = opened(path, key, head)
-    checked = ["every record follows from those before it"]
-    checked += ["every MAC is right"] * (key is not None)
-    checked += ["the given head is there"] * (head is not None)
+    checked = ["hash chain is intact"]
+    checked += ["MACs are valid"] * (key is not None)
+    checked += ["the given head is in the chain"] * (head is not None)
     print(f"ok: {', '.join(checked)}\nhead {ledger.head}")
 
 
 @app.command()
 def close(
     path: Where,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `hoarfrost ledger show` tells it.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as in `hoarfrost ledger show`.")],
     key: Key = None,
 ) -> None:
-    """Give back what a dead run holds. What it reserved stays spent; if it is alive after all, its next step fails."""
+    """Close a dead run and return the steps it holds. Reserved steps stay spent; a live run fails at its next step."""
     from hoarfrost.untrusted import line
 
     allowance = opened(path, key).resume(run)
     allowance.close()
     entry = allowance.entry
-    print(f"closed {line(run)}: {entry.event.steps - entry.reserved} steps given back, {entry.reserved} stay spent")
+    print(f"closed {line(run)}: {entry.event.steps - entry.reserved} steps returned, {entry.reserved} stay spent")
 
 
 def opened(path: Path, key: Path | None = None, head: str | None = None) -> "Ledger":
-    """The ledger, checked as far as can be."""
+    """Opens a ledger and verifies it, with the key and an earlier head if given."""
     from hoarfrost.budget import Ledger, read_key
 
     ledger = Ledger(path, None if key is None else read_key(key))

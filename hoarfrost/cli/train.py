@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from hoarfrost.cli.errors import INTERRUPTED
 from hoarfrost.cli.ledger import opened
-from hoarfrost.cli.oneline import INTERRUPTED
 
 DEFAULT = "digits"
 

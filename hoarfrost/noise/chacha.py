@@ -1,4 +1,4 @@
-"""ChaCha20 (RFC 8439) as tensor arithmetic: a keystream made on the device that uses it.
+"""ChaCha20 (RFC 8439) as tensor arithmetic: the keystream is computed on the device that uses it.
 
 Only the key and the counters cross the bus. On a CPU, AES in hardware is many times faster: see `keystream`.
 """
@@ -21,7 +21,7 @@ def words(key: bytes, draw: int, chunk: int, count: int, device: torch.device | 
     """
     blocks = -(-count // WORDS_PER_BLOCK)
     if not 0 <= blocks <= 1 << 31:
-        raise ValueError(f"a chunk holds up to 2^35 words, asked for {count}")
+        raise ValueError(f"a chunk holds up to 2^35 words, got {count}")
     nonce = draw.to_bytes(8, "little") + chunk.to_bytes(4, "little")
     secret = [int.from_bytes(key[i : i + 4], "little") for i in range(0, 32, 4)]
     public = [int.from_bytes(nonce[i : i + 4], "little") for i in range(0, 12, 4)]

@@ -16,11 +16,11 @@ from hoarfrost.noise.boxmuller import WORD, box_muller
 from hoarfrost.noise.keystream import SPARE, Keystream
 
 CPU_CHUNK = 1 << 21
-"""Bytes of keystream made into numbers at a time on a CPU: few enough for the cache, enough to occupy torch's
-threads. (Python threads with a chunk each were measured too, and are slower: encryption holds the interpreter lock.)"""
+"""Bytes of keystream per chunk on a CPU: small enough for the cache, large enough to occupy torch's threads. (One
+Python thread per chunk was measured too, and is slower: encryption holds the interpreter lock.)"""
 
 DEVICE_CHUNK = 1 << 22
-"""Numbers made at a time elsewhere: enough to fill the device, few enough to bound the scratch memory."""
+"""Numbers per chunk on other devices: enough to fill the device, few enough to bound the scratch memory."""
 
 
 class Noise:
@@ -35,10 +35,9 @@ class Noise:
 
     Guarantees:
         Every element of every tensor gets its own number; none is used twice over the life of this object.
-        Whoever does not hold the key cannot tell the bits from fair coins. A tail is cut at 6.66 standard
-        deviations for float32, 9.42 for float64. Noise is rounded as floating-point numbers are: the argument
-        of privacy is made for real numbers, as everywhere in the field. How much noise is needed is the
-        caller's to say.
+        Without the key the bits cannot be distinguished from fair coin flips. Tails are cut at 6.66 standard
+        deviations for float32, 9.42 for float64. Noise is rounded to floating-point numbers: the privacy
+        proof is for real numbers, as everywhere in the field. The caller decides how much noise is needed.
 
     >>> noise = Noise()
     >>> gradient = torch.zeros(3, 4)
@@ -53,16 +52,16 @@ class Noise:
 
     @property
     def seeded(self) -> bool:
-        """Whether the noise can be repeated by whoever knows the seed."""
+        """Whether the noise can be repeated by anyone who knows the seed."""
         return self._stream.seeded
 
     @property
     def draws(self) -> int:
-        """How many calls are behind us."""
+        """The number of calls so far."""
         return self._stream.draws
 
     def skip_to(self, draw: int) -> None:
-        """Continue a seeded run where it was left: the next call is number `draw`. Going back is refused."""
+        """Continue a seeded run: the next call is number `draw`. Going back is refused."""
         self._stream.skip_to(draw)
 
     def add_(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
@@ -117,13 +116,13 @@ def _by_kind(
     A tensor with gaps gets its noise in a buffer of its own: the pair of them goes to `afterwards`.
     """
     if len(tensors) != len(stds):
-        raise InvalidValue(f"every tensor needs its standard deviation: got {len(tensors)} tensors, {len(stds)} stds")
+        raise InvalidValue(f"give one standard deviation for each tensor: got {len(tensors)} tensors, {len(stds)} stds")
     kinds: dict[tuple[torch.device, torch.dtype], list[_Piece]] = {}
     for tensor, std in zip(tensors, stds, strict=True):
         validate.not_negative(std=std)
         validate.finite(std=std)
         if not tensor.is_floating_point():
-            raise InvalidValue(f"noise needs a tensor of real floating-point numbers, got {tensor.dtype}")
+            raise InvalidValue(f"noise needs a floating-point tensor, got {tensor.dtype}")
         if std == 0 or tensor.numel() == 0:
             continue
         flat = _flat(tensor.detach())

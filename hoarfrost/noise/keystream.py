@@ -1,4 +1,4 @@
-"""Random bits nobody can predict: AES-256 in counter mode, addressed so that no block is used twice."""
+"""Cryptographic random bytes: AES-256 in counter mode. No block is used twice."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hoarfrost.errors import InvalidValue, NotPrivate
 
 MAX_BYTES = 1 << 21
-"""The most one chunk holds. (The address leaves room for 2^36.)"""
+"""Maximum size of a chunk. (The address has room for 2^36.)"""
 
 SPARE = 15
-"""Bytes a buffer must have beyond what is filled: the cipher wants room for all but one byte of a block."""
+"""Extra bytes that a buffer needs: the cipher requires room for all but one byte of a block."""
 
 _ZEROS = memoryview(bytes(MAX_BYTES))  # encrypting zeros gives the bare keystream
 
@@ -29,7 +29,7 @@ class Keystream:
     | 64 bit      | 32 bit | 32 bit                 |
 
     Args:
-        purpose: names what the bits are for. Streams of one seed and different purposes are unrelated.
+        purpose: what the bits are for. Streams of one seed with different purposes are independent.
         seed: makes the stream repeatable, for experiments. By default the key comes from the operating
             system.
 
@@ -37,9 +37,8 @@ class Keystream:
         Draw numbers only go up, so no block is used twice. The key leaves this object only through `subkey`:
         it is not printed and it cannot be pickled or copied, because a copy would give out the same bits a
         second time, and noise that is used twice can be subtracted. For the same reason an unseeded stream
-        takes a new key in a forked child. A seeded stream gives the privacy guarantee only for as long as
-        nobody knows or guesses the seed, and every stream of that seed repeats it: publish nothing that was
-        trained with one.
+        takes a new key in a forked child. A seeded stream is private only while the seed is secret,
+        and every stream of that seed repeats it: publish nothing that was trained with a seed.
 
     >>> stream = Keystream("example", seed=7)
     >>> draw = stream.next_draw()
@@ -60,11 +59,11 @@ class Keystream:
 
     @property
     def draws(self) -> int:
-        """How many draws are behind us, made or skipped."""
+        """The number of draws so far, made or skipped."""
         return self._next
 
     def next_draw(self) -> int:
-        """Reserve the next draw's number. Whoever holds it is the only one to read under it."""
+        """Reserve the next draw's number. Only the caller may read under it."""
         with self._lock:
             if not self.seeded and self._owner != os.getpid():
                 self._key = os.urandom(32)
@@ -74,7 +73,7 @@ class Keystream:
         return draw
 
     def skip_to(self, draw: int) -> None:
-        """Let the next draw be number `draw`; to go back is refused, since it would repeat bits."""
+        """Let the next draw be number `draw`. Going back is refused, since it would repeat bits."""
         with self._lock:
             if not self._next <= draw < 1 << 64:
                 raise InvalidValue(f"draw must lie from {self._next} (the next one) to 2^64 - 1, got {draw}")
@@ -82,8 +81,8 @@ class Keystream:
 
     def fill(self, out: bytearray, size: int, draw: int, chunk: int) -> None:
         """Write the chunk's first `size` bytes to the start of `out`; it must be `SPARE` bytes longer."""
-        if size > MAX_BYTES:  # or what lies beyond would silently stay as it was
-            raise ValueError(f"a chunk holds up to {MAX_BYTES} bytes, asked for {size}")
+        if size > MAX_BYTES:  # or the rest would silently stay unfilled
+            raise ValueError(f"a chunk holds up to {MAX_BYTES} bytes, got {size}")
         address = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
         Cipher(algorithms.AES(self._key), modes.CTR(address)).encryptor().update_into(_ZEROS[:size], out)
 
@@ -95,13 +94,13 @@ class Keystream:
         return out
 
     def subkey(self, purpose: str) -> bytes:
-        """A 32-byte key of its own for another cipher, from which this stream's key cannot be found."""
+        """A separate 32-byte key for another cipher; this stream's key cannot be derived from it."""
         return _hash(f"hoarfrost subkey {purpose} ".encode() + self._key)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise NotPrivate(
             "a keystream cannot be copied or pickled: the copy would repeat the same noise, and noise "
-            "that is used twice can be subtracted. Leave it out of what you copy, and make a new one there"
+            "that is used twice can be subtracted. Leave it out of the copy, and create a new one there"
         )
 
 

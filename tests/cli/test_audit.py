@@ -36,7 +36,7 @@ def test_a_recipe_is_audited_without_training_it() -> None:
     result = CliRunner().invoke(app, ["audit", "digits"])
     assert result.exit_code == 0, result.stderr
     assert "ε 3.000 claimed, lower bound" in result.stdout
-    assert result.stdout.rstrip().endswith("which is evidence and not proof")
+    assert result.stdout.rstrip().endswith("no evidence against the claim; this is not a proof")
 
 
 def test_half_the_noise_is_found_with_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_half_the_noise_is_found_with_exit_code_1(folder: Path, monkeypatch: pyt
     result = CliRunner().invoke(app, ["audit", str(folder)])
     assert result.exit_code == 1
     assert "ALARM" in result.stdout
-    assert "must not be relied on" in result.stdout
+    assert "do not rely on this privacy claim" in result.stdout
 
 
 def copied(folder: Path, to: Path) -> Path:

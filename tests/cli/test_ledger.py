@@ -75,7 +75,7 @@ def test_a_ledger_is_made_as_it_is_asked_for(path: Path, tmp_path: Path) -> None
     ledger = Ledger(path, read_key(tmp_path / "key"))
     assert (ledger.budget, ledger.delta, ledger.accountant) == (8.0, 1e-6, "rdp")
     assert (ledger.seeded, ledger.keyed, ledger.note) == (True, True, "records of 2020")
-    assert said.splitlines()[0] == f"made {path}: epsilon 8 at delta 1e-06 (rdp accountant)"
+    assert said.splitlines()[0] == f"created {path}: epsilon 8 at delta 1e-06 (rdp accountant)"
     assert said.splitlines()[-1] == f"head {ledger.head}"
 
 
@@ -142,7 +142,7 @@ def test_show_tells_who_spent_what_and_what_is_left(path: Path) -> None:
     for text in ("first", "a first model", "rate 0.02", "noise 1.5", "100 admitted", "4 reserved", "3 released", "open",
                  "a metric", "closed", f"{ledger.steps_left(0.02, 1.5)} steps"):  # fmt: skip
         assert any(text in line for line in lines), text
-    assert "against no earlier head" in said
+    assert "no earlier head checked" in said
 
 
 def test_show_as_json_is_one_object_with_all_of_it(path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_head_alone_is_printed_and_can_be_checked_later(path: Path) -> None:
     head = answer("head", path).strip()
     assert head == str(ledger.head)
     ledger.admit(STEP)
-    assert answer("check", path, "--head", head).startswith("ok: every record follows from those before it, the given")
+    assert answer("check", path, "--head", head).startswith("ok: hash chain is intact, the given head is in the chain")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4]))
     assert "was cut" in refused("check", path, "--head", head)
@@ -253,8 +253,8 @@ def test_with_the_key_macs_are_checked_too(path: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     answer("create", path, "--epsilon", 3, "--delta", 1e-5, "--accountant", "rdp", "--key", key)
     Ledger(path, read_key(key)).admit(STEP, run="first")
-    assert "every MAC is right" in answer("check", path, "--key", key)
-    assert "every MAC is right" in answer("show", path, "--key", key)
+    assert "MACs are valid" in answer("check", path, "--key", key)
+    assert "MACs are valid" in answer("show", path, "--key", key)
     assert "MACs not checked" in answer("show", path)
     assert facts(path, "--key", key)["checked"] == {"chain": True, "macs": True, "head": False}
     assert "--key FILE" in refused("close", path, "first")
@@ -266,7 +266,7 @@ def test_with_the_key_macs_are_checked_too(path: Path, tmp_path: Path) -> None:
 def test_closing_gives_back_what_was_not_reserved_and_nothing_else(path: Path) -> None:
     used(path)
     before = facts(path)
-    assert answer("close", path, "first") == "closed first: 96 steps given back, 4 stay spent\n"
+    assert answer("close", path, "first") == "closed first: 96 steps returned, 4 stay spent\n"
     after = facts(path)
     assert after["epsilon"] == before["epsilon"] == after["epsilon_with_held"] < before["epsilon_with_held"]
     assert after["entries"][0]["open"] is False

@@ -1,4 +1,4 @@
-"""A ledger's account, for a person and for a program."""
+"""What `hoarfrost ledger show` prints, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hoarfrost.budget.entry import Entry
 from hoarfrost.train import formatting
 from hoarfrost.untrusted import line
 
-KINDS = 3  # of steps, the newest: how many are left of one may take seconds to compute
+NEWEST = 3  # kinds of steps: computing how many steps are left takes seconds for each
 
 
 @dataclass(frozen=True)
-class Account:
-    """What is told of a ledger, worked out once."""
+class LedgerReport:
+    """A ledger's state: spent, held and left."""
 
     ledger: Ledger
     epsilon: float
     with_held: float
-    steps_left: Mapping[Gaussian, int]  # by the event of one step; not all of them, and none without a limit
-    macs: bool  # were checked
-    head: bool  # was checked against an earlier one
+    steps_left: Mapping[Gaussian, int]  # by the event of one step; only some, and empty without a limit
+    macs: bool  # whether they were checked
+    head: bool  # whether an earlier head was checked
 
     @classmethod
-    def of(cls, ledger: Ledger, *, every: bool, macs: bool, head: bool) -> Account:
-        """Works it out; ``every`` for all kinds of steps."""
-        kinds = list(dict.fromkeys(_one(entry) for entry in reversed(ledger.entries)))
-        with Console(stderr=True).status("counting what is left ..."):  # on a terminal only
+    def of(cls, ledger: Ledger, *, every: bool, macs: bool, head: bool) -> LedgerReport:
+        """Computes it; with ``every``, steps left are computed for all kinds of steps."""
+        kinds = list(dict.fromkeys(_one_step(entry) for entry in reversed(ledger.entries)))
+        with Console(stderr=True).status("computing the steps left ..."):  # on a terminal only
             counts = {
                 kind: ledger.steps_left(kind.sample_rate, kind.noise_multiplier)
-                for kind in (kinds if every else kinds[:KINDS])
+                for kind in (kinds if every else kinds[:NEWEST])
             }
         return cls(
             ledger=ledger,
@@ -54,37 +54,42 @@ class Account:
 
     @property
     def left(self) -> float | None:
-        """What nobody has spent or holds; None without a limit."""
+        """The budget that is neither spent nor held; None without a limit."""
         return None if self.ledger.budget is None else max(0.0, self.ledger.budget - self.with_held)
 
     def json(self) -> str:
-        """One object. Infinity, which JSON does not know, is null: then something was released without noise."""
+        """One object. An infinite epsilon (a release without noise) is null, since JSON has no infinity."""
         ledger = self.ledger
-        facts = {
+        report = {
             "path": str(ledger.path),
             "note": ledger.note,
             "budget": ledger.budget,
             "delta": ledger.delta,
             "accountant": ledger.accountant,
-            "epsilon": _number(self.epsilon),
-            "epsilon_with_held": _number(self.with_held),
+            "epsilon": _finite(self.epsilon),
+            "epsilon_with_held": _finite(self.with_held),
             "epsilon_left": self.left,
             "private": math.isfinite(self.epsilon),
             "seeded_allowed": ledger.seeded,
             "head": str(ledger.head),
             "checked": {"chain": True, "macs": self.macs, "head": self.head},
             "keyed": ledger.keyed,
-            "entries": [self._facts(entry) for entry in ledger.entries],
+            "entries": [self._fields(entry) for entry in ledger.entries],
         }
-        return json.dumps(facts, indent=2, allow_nan=False)
+        return json.dumps(report, indent=2, allow_nan=False)
 
     def print(self) -> None:
-        """As lines and a table, as wide as the terminal; 80 columns if there is none, or less of it."""
+        """Prints lines and a table, as wide as the terminal, but at least 80 columns."""
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="backslashreplace")  # names in letters that the terminal does not have
+            sys.stdout.reconfigure(errors="backslashreplace")  # characters that the terminal cannot show
         console = Console(highlight=False, markup=False, emoji=False)
+<<<<<<< HEAD:hoarfrost/cli/account.py
         console.width = max(80, console.width)  # in less, numbers would be cut
         console.print(formatting.columns(self._lines()), soft_wrap=True)
+=======
+        console.width = max(80, console.width)  # narrower, numbers would be cut
+        console.print(formatting.columns(self._lines()), soft_wrap=True)
+>>>>>>> h-names:hoarfrost/cli/ledger_report.py
         if self.ledger.entries:
             console.print()
             console.print(self._table())
@@ -99,41 +104,47 @@ class Account:
         spent = "not private: something was released without noise" if infinite else None
         lines += [("spent", spent or f"epsilon {formatting.epsilon(self.epsilon)}")]
         if ledger.held() and not infinite:
+<<<<<<< HEAD:hoarfrost/cli/account.py
             lines += [
                 ("held", f"by open runs: epsilon {formatting.epsilon(self.with_held)} when all their steps are taken")
             ]
+=======
+            lines += [("held", f"by open runs: epsilon {formatting.epsilon(self.with_held)} once all their steps are taken")]
+>>>>>>> h-names:hoarfrost/cli/ledger_report.py
         if self.left is not None:
             lines += [("left", f"epsilon {Decimal(self.left).quantize(Decimal('0.01'), rounding=ROUND_FLOOR)}")]
         return [*lines, ("head", str(ledger.head)), ("checked", self._checked())]
 
     def _checked(self) -> str:
-        said = ["every record follows from those before it"]
+        checks = ["hash chain is intact"]
         if self.macs:
-            said += ["every MAC is right"]
+            checks += ["MACs are valid"]
         elif self.ledger.keyed:
-            said += ["MACs not checked (give --key)"]
-        return ";\n".join([*said, "the given head is there" if self.head else "against no earlier head (give --head)"])
+            checks += ["MACs not checked (give --key)"]
+        return ";\n".join(
+            [*checks, "the given head is in the chain" if self.head else "no earlier head checked (give --head)"]
+        )
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
         table.add_column("run", ratio=1, overflow="fold")
-        for title in ("each step", "steps", "state", "left buys"):
+        for title in ("each step", "steps", "state", "steps left"):
             table.add_column(title, no_wrap=True)
         for entry in self.ledger.entries:
-            facts = self._facts(entry)
-            who = "\n".join(line(facts[name], 200) for name in ("run", "what", "who", "code") if facts[name])
-            state = ["open" if facts["open"] else "closed"] + ["seeded"] * entry.seeded
-            buys = "–" if facts["steps_left"] is None else f"{facts['steps_left']} steps"
+            fields = self._fields(entry)
+            who = "\n".join(line(fields[name], 200) for name in ("run", "what", "who", "code") if fields[name])
+            state = ["open" if fields["open"] else "closed"] + ["seeded"] * entry.seeded
+            left = "–" if fields["steps_left"] is None else f"{fields['steps_left']} steps"
             table.add_row(
-                Text(f"{who}\n{facts['at']}"),
+                Text(f"{who}\n{fields['at']}"),
                 f"rate {entry.event.sample_rate:.4g}\nnoise {entry.event.noise_multiplier:.4g}",
                 f"{entry.event.steps} admitted\n{entry.reserved} reserved\n{entry.committed} released",
                 "\n".join(state),
-                buys,
+                left,
             )
         return table
 
-    def _facts(self, entry: Entry) -> dict[str, Any]:
+    def _fields(self, entry: Entry) -> dict[str, Any]:
         return {
             "run": entry.run,
             "what": entry.what,
@@ -147,13 +158,13 @@ class Account:
             "steps_released": entry.committed,
             "open": not entry.closed,
             "seeded": entry.seeded,
-            "steps_left": self.steps_left.get(_one(entry)),
+            "steps_left": self.steps_left.get(_one_step(entry)),
         }
 
 
-def _one(entry: Entry) -> Gaussian:
+def _one_step(entry: Entry) -> Gaussian:
     return Gaussian(noise_multiplier=entry.event.noise_multiplier, sample_rate=entry.event.sample_rate)
 
 
-def _number(epsilon: float) -> float | None:
+def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None

@@ -1,4 +1,4 @@
-"""Several processes on one budget, each asking for runs until it is refused: do they spend more than there is?"""
+"""Several processes on one budget, each starting runs until it is refused: do they overspend?"""
 
 import os
 import random
@@ -7,29 +7,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trust import children
+from benchmarks.trust import processes
 from hoarfrost.budget import Gaussian, Ledger
 from hoarfrost.errors import BudgetSpent
 
 COUNT = 8
 BUDGET, DELTA = 3.0, 1e-5
 STEP = {"noise_multiplier": 1.0, "sample_rate": 0.01}
-LEAST = 25  # steps that are asked for at a time; who is refused so few gives up
+LEAST = 25  # steps that a run asks for; a process that is refused so few stops
 
 
 def spend(path: Path, seed: int) -> None:
     """Runs of any length, of which some end early, until even a short one is refused."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     ledger = Ledger(path)
     most = 16 * LEAST
     while most >= LEAST:
-        steps = chance.randint(LEAST, most)
+        steps = rng.randint(LEAST, most)
         try:
-            allowance = ledger.admit(Gaussian(**STEP, steps=steps), ahead=chance.choice((1, 10)))
+            allowance = ledger.admit(Gaussian(**STEP, steps=steps), ahead=rng.choice((1, 10)))
         except BudgetSpent:
             most //= 2
             continue
-        for _ in range(chance.randint(1, steps)):
+        for _ in range(rng.randint(1, steps)):
             allowance.reserve()
             allowance.commit()
         allowance.close()
@@ -39,7 +39,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
         Ledger.create(path, epsilon=BUDGET, delta=DELTA, accountant="rdp")
-        started = [children.start(partial(spend, path, number)) for number in range(count)]
+        started = [processes.start(partial(spend, path, number)) for number in range(count)]
         for child in started:
             if os.waitpid(child, 0)[1] != 0:
                 raise RuntimeError("a process failed")
@@ -56,7 +56,7 @@ def measure(count: int = COUNT) -> dict[str, Any]:
         }
 
 
-def tell(figures: dict[str, Any]) -> str:
+def summary(figures: dict[str, Any]) -> str:
     return (
         f"{figures['processes']} processes made {figures['runs']} runs of {figures['steps']} steps in all, spent "
         f"epsilon {figures['epsilon']:.4f} of {figures['budget']:g}, overspend {figures['overspend']:g}"

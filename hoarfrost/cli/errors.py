@@ -1,4 +1,4 @@
-"""What goes wrong is told in one line on standard error, with exit code 2; never by a traceback."""
+"""Errors are one line on standard error with exit code 2, never a traceback."""
 
 import sys
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.untrusted import line
 
-INTERRUPTED = 130  # as shells count: 128 + SIGINT
+INTERRUPTED = 130  # as in shells: 128 + SIGINT
 
 
-class OneLine(TyperGroup):
-    """A group of commands whose every error is one line."""
+class OneLineErrorGroup(TyperGroup):
+    """A command group that prints each error in one line."""
 
     def main(
         self,
@@ -25,24 +25,24 @@ class OneLine(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs the command line; ends the process with its exit code, unless it is asked not to."""
+        """Runs the command line and exits with its code; returns the code if not in standalone mode."""
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except HoarfrostError as error:
-            code = complain(str(error))
+            code = report(str(error))
         except (KeyboardInterrupt, typer.Abort):
-            code = complain("interrupted", INTERRUPTED)
+            code = report("interrupted", INTERRUPTED)
         except Exception as error:
-            # The parser's own complaints. Its classes live in click, or in typer itself, depending on typer's version.
+            # Errors of the parser. Their classes are in click or in typer, depending on typer's version.
             if not hasattr(error, "format_message"):
                 raise
-            code = complain(error.format_message())
+            code = report(error.format_message())
         if standalone_mode:
             sys.exit(code or 0)
         return code
 
 
-def complain(text: str, code: int = 2) -> int:
-    """Prints one line, safe for a terminal whatever it quotes, and hands the exit code back."""
+def report(text: str, code: int = 2) -> int:
+    """Prints one line on standard error, safe for a terminal whatever it quotes, and returns the exit code."""
     print(f"hoarfrost: {line(text, most=2000)}", file=sys.stderr, flush=True)
     return code

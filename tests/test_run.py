@@ -214,7 +214,7 @@ class Selecting(Freezer):
     noise = 2.0
 
     def live(self, step: int, info: RunInfo) -> Live:
-        return dict.fromkeys(facts.shapes, True)
+        return dict.fromkeys(info.shapes, True)
 
     def events(self) -> tuple[budget.Gaussian, ...]:
         return (Gaussian(noise_multiplier=self.noise),)

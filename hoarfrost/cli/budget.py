@@ -85,9 +85,7 @@ def noise(
         sample_rate, batch_size, size, _length(steps, epochs), epsilon=epsilon, delta=delta, accountant=accountant.value
     )
     statement = plan.statement()
-    shown = (
-        math.ceil(plan.noise_multiplier * 1e4) / 1e4
-    )  # rounded up, so that the printed number stays within the budget
+    shown = math.ceil(plan.noise_multiplier * 1e4) / 1e4  # rounded up, to stay within the budget
     _answer(as_json, f"noise multiplier {shown:.4f}\n{statement}", statement, target_epsilon=epsilon)
 
 

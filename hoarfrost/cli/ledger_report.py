@@ -83,13 +83,8 @@ class LedgerReport:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")  # characters that the terminal cannot show
         console = Console(highlight=False, markup=False, emoji=False)
-<<<<<<< HEAD:hoarfrost/cli/account.py
-        console.width = max(80, console.width)  # in less, numbers would be cut
-        console.print(formatting.columns(self._lines()), soft_wrap=True)
-=======
         console.width = max(80, console.width)  # narrower, numbers would be cut
         console.print(formatting.columns(self._lines()), soft_wrap=True)
->>>>>>> h-names:hoarfrost/cli/ledger_report.py
         if self.ledger.entries:
             console.print()
             console.print(self._table())
@@ -104,13 +99,8 @@ class LedgerReport:
         spent = "not private: something was released without noise" if infinite else None
         lines += [("spent", spent or f"epsilon {formatting.epsilon(self.epsilon)}")]
         if ledger.held() and not infinite:
-<<<<<<< HEAD:hoarfrost/cli/account.py
-            lines += [
-                ("held", f"by open runs: epsilon {formatting.epsilon(self.with_held)} when all their steps are taken")
-            ]
-=======
-            lines += [("held", f"by open runs: epsilon {formatting.epsilon(self.with_held)} once all their steps are taken")]
->>>>>>> h-names:hoarfrost/cli/ledger_report.py
+            held = formatting.epsilon(self.with_held)
+            lines += [("held", f"by open runs: epsilon {held} once all their steps are taken")]
         if self.left is not None:
             lines += [("left", f"epsilon {Decimal(self.left).quantize(Decimal('0.01'), rounding=ROUND_FLOOR)}")]
         return [*lines, ("head", str(ledger.head)), ("checked", self._checked())]

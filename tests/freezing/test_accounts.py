@@ -30,7 +30,7 @@ class Selecting(Freezer):
     """As if it had looked at the data once, with noise."""
 
     def live(self, step: int, info: RunInfo) -> Live:
-        return {name: name != "0.weight" for name in facts.shapes}
+        return {name: name != "0.weight" for name in info.shapes}
 
     def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
         return (SELECTION,)
@@ -216,8 +216,8 @@ def test_every_place_says_that_a_run_is_not_private(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["ledger", "show", str(folder / "ledger.jsonl")])
     assert "not private" in shown.output
     assert "epsilon 3" not in shown.output
-    facts = CliRunner().invoke(app, ["ledger", "show", str(folder / "ledger.jsonl"), "--json"])
-    assert json.loads(facts.output)["private"] is False
+    info = CliRunner().invoke(app, ["ledger", "show", str(folder / "ledger.jsonl"), "--json"])
+    assert json.loads(info.output)["private"] is False
 
     for subject in (folder, tmp_path / "recipe.toml"):
         (tmp_path / "recipe.toml").write_text(to_toml(recipe))

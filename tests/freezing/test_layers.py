@@ -28,7 +28,7 @@ class Backwards(nn.Module):
 
 def frozen_modules(freezer: Freezer, number: int, info: RunInfo) -> set[str]:
     """The modules that are frozen in a step."""
-    return {name.rpartition(".")[0] for name, live in freezer.live(number, facts).items() if not live}
+    return {name.rpartition(".")[0] for name, live in freezer.live(number, info).items() if not live}
 
 
 # Which layers.
@@ -113,11 +113,11 @@ def test_layers_wait_for_the_order_in_which_they_are_used() -> None:
 
 def test_residual_groups_have_names() -> None:
     names = {name: p.shape for name, p in resnet18_groupnorm().named_parameters()}
-    facts = RunInfo(names, tuple((name,) for name in names), 100, 0.1, int)
+    info = RunInfo(names, tuple((name,) for name in names), 100, 0.1, int)
     groups = sorted({name.rpartition(".")[0].split(".")[1] for name in names if name.startswith("blocks.")})
     assert groups
     for group in groups:
-        frozen = Layers(names=[f"blocks.{group}"], step=0).frozen(facts)
+        frozen = Layers(names=[f"blocks.{group}"], step=0).frozen(info)
         assert frozen == {name for name in names if name.startswith(f"blocks.{group}.")}
 
 
@@ -138,17 +138,17 @@ def test_it_begins_in_the_very_step(case: str) -> None:
     given, begins = BEGINNINGS[case]
     shapes = {name: p.shape for name, p in Backwards().named_parameters()}
     layers = tuple((f"{layer}.weight", f"{layer}.bias") for layer in ("stem", "middle", "head"))
-    facts = RunInfo(shapes, layers, 100, 1 / 7, lambda epsilon: {2.0: 42}[epsilon])
+    info = RunInfo(shapes, layers, 100, 1 / 7, lambda epsilon: {2.0: 42}[epsilon])
     freezer = Layers(first=1, **given)
-    assert [bool(frozen_modules(freezer, number, facts)) for number in range(100)] == [n >= begins for n in range(100)]
-    assert len({freezer.key(number, facts) for number in range(begins)} & {freezer.key(begins, facts)}) == 0
+    assert [bool(frozen_modules(freezer, number, info)) for number in range(100)] == [n >= begins for n in range(100)]
+    assert len({freezer.key(number, info) for number in range(begins)} & {freezer.key(begins, info)}) == 0
 
 
 def test_a_run_shorter_than_the_default_is_frozen_from_the_beginning() -> None:
-    facts = RunInfo(
+    info = RunInfo(
         {"a.weight": torch.Size([2]), "b.weight": torch.Size([2])}, (("a.weight",), ("b.weight",)), 7, 0.1, int
     )
-    assert Layers().begins(facts) == 0
+    assert Layers().begins(info) == 0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -22,7 +22,7 @@ def seen(private: Any) -> list[dict[str, Tensor]]:
 
     def observe(number: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
         shown.append({name: gradient.clone() for name, gradient in gradients.items()})
-        real(number, gradients, facts)
+        real(number, gradients, info)
 
     freezer.observe = observe
     return shown
@@ -66,16 +66,16 @@ def test_what_is_frozen_takes_up_noise_and_can_come_back() -> None:
 
 
 def test_sums_from_a_checkpoint_follow_the_gradients_to_their_device() -> None:
-    facts = RunInfo({"weight": torch.Size([3])}, (("weight",),), 100, 0.1, int)
+    info = RunInfo({"weight": torch.Size([3])}, (("weight",),), 100, 0.1, int)
     before, after = Ranked(0.5), Ranked(0.5)
-    before.observe(0, {"weight": torch.ones(3)}, facts)
+    before.observe(0, {"weight": torch.ones(3)}, info)
     after.load_state(before.state())
-    after.observe(1, {"weight": torch.ones(3, device="meta")}, facts)
+    after.observe(1, {"weight": torch.ones(3, device="meta")}, info)
     assert after.state()["sums.weight"].device.type == "meta"
 
 
 def test_ranked_and_random_keep_as_many() -> None:
-    facts = RunInfo({"weight": torch.Size([15])}, (("weight",),), 100, 0.1, int)
+    info = RunInfo({"weight": torch.Size([15])}, (("weight",),), 100, 0.1, int)
     ranked = Ranked(0.9)
-    ranked.observe(9, {"weight": torch.randn(15)}, facts)
-    assert ranked.live(10, facts)["weight"].sum() == Random(0.9).live(10, facts)["weight"].sum() == 2
+    ranked.observe(9, {"weight": torch.randn(15)}, info)
+    assert ranked.live(10, info)["weight"].sum() == Random(0.9).live(10, info)["weight"].sum() == 2

@@ -190,8 +190,8 @@ def test_velocity_flows_only_if_it_is_asked_to() -> None:
         step(private)
         before = {name: p.clone() for name, p in model.named_parameters()}
         step(private)
-        facts = private.optimizer.controller.info
-        live = freezer.live(1, facts)
+        info = private.optimizer.controller.info
+        live = freezer.live(1, info)
         still = all(
             torch.equal(p[~as_tensor(live[name], p.shape)], before[name][~as_tensor(live[name], p.shape)])
             for name, p in model.named_parameters()
@@ -288,7 +288,7 @@ class Notes(Freezer):
         self.seen: list[Mapping[str, Tensor]] = []
 
     def live(self, step: int, info: RunInfo) -> Live:
-        return {name: name != "0.weight" for name in facts.shapes}
+        return {name: name != "0.weight" for name in info.shapes}
 
     def observe(self, step: int, gradients: Mapping[str, Tensor], info: RunInfo) -> None:
         self.seen.append({name: g.clone() for name, g in gradients.items()})
@@ -394,8 +394,8 @@ def test_what_somebody_else_took_out_of_training_stays_out() -> None:
         for _ in range(8):
             step(private)
         assert torch.equal(model.get_parameter("5.weight"), before)
-        switch = private.optimizer.controller
-        live = switch.freezer.live(7, controller.info)
+        controller = private.optimizer.controller
+        live = controller.freezer.live(7, controller.info)
         parameters = dict(model.named_parameters())
         counts = {name: int(as_tensor(live[name], p.shape).sum()) for name, p in parameters.items()}
         everything = sum(p.numel() for p in parameters.values())

@@ -20,12 +20,12 @@ def test_a_freezer_that_was_used_before_begins_anew() -> None:
     freezer = Ranked(0.5)
     for _ in range(2):
         private = make(net(), freeze=freezer, **PLAN)
-        switch = private.optimizer.controller
-        assert switch.freezer.state().keys() == {"epoch"}
-        assert all(live is True for live in switch.freezer.live(3, controller.info).values())
+        controller = private.optimizer.controller
+        assert controller.freezer.state().keys() == {"epoch"}
+        assert all(live is True for live in controller.freezer.live(3, controller.info).values())
         for _ in range(4):
             step(private)
-        assert len(switch.freezer.state()) > 1
+        assert len(controller.freezer.state()) > 1
     assert len(freezer.state()) == 1  # it was copied for each run
 
 
@@ -53,7 +53,7 @@ class Toggled(Freezer):
 
     def live(self, step: int, info: RunInfo) -> Live:
         self.asked += 1
-        return dict.fromkeys(facts.shapes, True) | {"0.weight": self.mask}
+        return dict.fromkeys(info.shapes, True) | {"0.weight": self.mask}
 
 
 def test_one_of_your_own_may_change_its_mind_between_backward_and_step() -> None:

@@ -20,18 +20,18 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-def facts(sample_rate: float = 0.1, shapes: dict[str, tuple[int, ...]] | None = None) -> RunInfo:
+def info(sample_rate: float = 0.1, shapes: dict[str, tuple[int, ...]] | None = None) -> RunInfo:
     sizes = {name: torch.Size(shape) for name, shape in (shapes or SHAPES).items()}
     return RunInfo(sizes, tuple((name,) for name in sizes), 100, sample_rate, int)
 
 
 def written_out(freezer: Random, number: int) -> dict[str, Tensor]:
-    return {n: as_tensor(mask, facts().shapes[n]) for n, mask in freezer.live(number, facts()).items()}
+    return {n: as_tensor(mask, info().shapes[n]) for n, mask in freezer.live(number, info()).items()}
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.7, 0.9, 0.95])
 def test_exactly_as_many_elements_are_live_over_the_whole_model(rate: float) -> None:
-    total = sum(size.numel() for size in facts().shapes.values())
+    total = sum(size.numel() for size in info().shapes.values())
     for number in (0, 10, 20, 90):
         live = sum(int(mask.sum()) for mask in written_out(Random(rate), number).values())
         assert live == round(total * (1 - Fraction(str(rate))))
@@ -40,7 +40,7 @@ def test_exactly_as_many_elements_are_live_over_the_whole_model(rate: float) -> 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 def test_whole_rows_and_whole_tensors_are_as_many(rate: float) -> None:
     for number in (0, 10, 50):
-        rows = Random(rate, granularity="channel").live(number, facts())
+        rows = Random(rate, granularity="channel").live(number, info())
         # One row for weight and bias together: the convolution's and its norm's own, 7 and 1 of the odd one, 4.
         heights = {"conv": 5, "norm": 5, "odd.weight": 7, "odd.scale": 1, "linear": 4}
         live = 0
@@ -52,16 +52,16 @@ def test_whole_rows_and_whole_tensors_are_as_many(rate: float) -> None:
         assert live == round(sum(heights.values()) * (1 - Fraction(str(rate))))
         assert all(isinstance(rows[name], Channels) for name, shape in SHAPES.items() if shape)
 
-        tensors = Random(rate, granularity="tensor").live(number, facts())
+        tensors = Random(rate, granularity="tensor").live(number, info())
         assert sum(tensors.values()) == round(len(SHAPES) * (1 - Fraction(str(rate))))
         fixed = RandomTensors(1 - rate, seed=5)
-        assert fixed.live(number, facts()) == fixed.live(0, facts())
-        assert sum(fixed.live(0, facts()).values()) == sum(tensors.values())
+        assert fixed.live(number, info()) == fixed.live(0, info())
+        assert sum(fixed.live(0, info()).values()) == sum(tensors.values())
 
 
 def test_anyone_can_compute_the_set() -> None:
     """From the seed and the epoch, on every machine, today and later."""
-    words = oracle.public_words("hoarfrost freezing seed 7", 3, sum(size.numel() for size in facts().shapes.values()))
+    words = oracle.public_words("hoarfrost freezing seed 7", 3, sum(size.numel() for size in info().shapes.values()))
     slow = set(sorted(range(len(words)), key=lambda place: words[place])[: round(len(words) * 0.4)])
     masks = torch.cat([mask.flatten() for mask in written_out(Random(0.6, seed=7), 30).values()])
     assert set(masks.nonzero().flatten().tolist()) == slow
@@ -76,7 +76,7 @@ def test_it_is_drawn_when_it_should_be(settings: dict[str, Any]) -> None:
     for a in range(30):
         for b in range(a):
             assert torch.equal(drawn[a], drawn[b]) == (group(a) == group(b)), (a, b)
-            assert (freezer.key(a, facts()) == freezer.key(b, facts())) == (group(a) == group(b))
+            assert (freezer.key(a, info()) == freezer.key(b, info())) == (group(a) == group(b))
     other = torch.cat([m.flatten() for m in written_out(Random(0.5, **{**settings, "seed": 5}), 0).values()])
     assert not torch.equal(drawn[0], other)
 
@@ -97,7 +97,7 @@ def test_every_coordinate_gets_its_turn() -> None:
 
 @pytest.mark.parametrize(("rate", "cooling"), [(0.9, 4), (0.5, 10), (0.7, 1), (0.7, None), (0.9, 2)])
 def test_the_frozen_share_grows_with_the_epochs(rate: float, cooling: int | None) -> None:
-    total = sum(size.numel() for size in facts().shapes.values())
+    total = sum(size.numel() for size in info().shapes.values())
     for epoch in range(10):
         share = rate if cooling in (None, 1) else rate * min(epoch / (cooling - 1), 1)
         live = sum(int(mask.sum()) for mask in written_out(Random(rate, cooling), 10 * epoch).values())

@@ -133,10 +133,11 @@ def assemble(
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
     parameters = trained_parameters(model, optimizer)
-    loader = loader or PoissonLoader(
-        data, sample_rate=plan.sample_rate, steps=plan.steps, max_physical_batch=max_physical_batch, views=views,
-        batch_first=batch_first, seed=seed,
-    )  # fmt: skip
+    if loader is None:
+        loader = PoissonLoader(
+            data, sample_rate=plan.sample_rate, steps=plan.steps, max_physical_batch=max_physical_batch, views=views,
+            batch_first=batch_first, seed=seed,
+        )  # fmt: skip
     noise = Noise(seed)
     account = Account(plan, run=run, seeded=noise.seeded)
     engine = Engine(

@@ -12,7 +12,8 @@ from hoarfrost import budget
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.checkpoint import Checkpoint, save
 from hoarfrost.errors import BudgetSpent, InvalidValue
-from hoarfrost.freezing import Freezer, Layers, Live, Pruned, RunInfo, releases
+from hoarfrost.freezing import Layers, Pruned
+from tests.support.freezing import Selecting
 from tests.support.small_runs import STEPS, new_run, train_until
 
 STEP = Gaussian(noise_multiplier=8.0)
@@ -33,8 +34,13 @@ def restored(path: Path, private: Any) -> Any:
 
 
 def steps(private: Any) -> int:
-    """All that were spent on these weights."""
-    return sum(event.steps for event in private.spent().values())
+    """All that were charged for these weights."""
+    return private.account.charged_in_all
+
+
+def counts(private: Any) -> list[int]:
+    """The same, counter by counter."""
+    return sorted(event.steps for event in private.account.counters.values() if event.steps)
 
 
 def test_a_calibrated_run_keeps_to_its_plan_under_whatever_name_it_goes_on(path: Path, tmp_path: Path) -> None:
@@ -77,12 +83,14 @@ def test_no_more_is_reserved_ahead_than_a_calibrated_run_may_take(path: Path, tm
 
 
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_a_batch_that_was_broken_off_is_lost(tmp_path: Path, calibrated: bool) -> None:
+@pytest.mark.parametrize("booked", [True, False])
+def test_a_batch_that_was_broken_off_is_lost(tmp_path: Path, calibrated: bool, booked: bool) -> None:
     """What the ledger admitted would be enough; the epsilon that the noise was chosen for is not."""
     given: dict[str, Any] = {"epsilon": 2.0} if calibrated else {}
     plan = replace(STEP, noise_multiplier=new_run(**given).noise_multiplier, steps=30)
-    books = ledger(tmp_path)
-    private = new_run(**given, ledger=books.admit(plan, ahead=4), max_physical_batch=5)
+    if booked:
+        given["ledger"] = ledger(tmp_path).admit(plan, ahead=4)
+    private = new_run(**given, max_physical_batch=5)
     for _ in range(3):
         train_until(private, private.steps_taken + 2)
         for _x, _y in private.loader:
@@ -112,18 +120,30 @@ def test_steps_that_a_ledger_has_not_seen_are_not_those_that_it_has(path: Path, 
 
 def test_weights_cost_at_least_the_steps_behind_them() -> None:
     with pytest.raises(InvalidValue, match="more steps behind them"):
-        new_run().restore(steps_taken=5, position=new_run().loader.state_dict(), spent=new_run().spent())
+        new_run().account.restore(budget.Snapshot(steps_taken=5, counters={}, releases={}))
 
 
 def test_of_two_accounts_the_larger_counts(path: Path) -> None:
     private = new_run()
     train_until(private, 3)
-    little = private.spent()
+    little = private.account.counters
     train_until(private, 7)
     save(path, private)
     later = new_run()
     Checkpoint.read(path).restore(later, also=little)
     assert steps(later) == 7
+
+
+def test_runs_that_part_from_one_checkpoint_are_not_taken_for_one(path: Path, tmp_path: Path) -> None:
+    """Under one name and without a ledger: three steps, then four on one branch and two on the other."""
+    first = new_run(run="mine")
+    train_until(first, 3)
+    save(path, first)
+    branch = restored(path, new_run(run="mine"))
+    train_until(branch, 7)
+    save(tmp_path / "branch.safetensors", branch)
+    train_until(first, 5)
+    assert steps(restored(tmp_path / "branch.safetensors", first)) == 3 + 4 + 2
 
 
 def test_a_name_may_be_used_again_and_again_with_another_noise(path: Path) -> None:
@@ -135,7 +155,7 @@ def test_a_name_may_be_used_again_and_again_with_another_noise(path: Path) -> No
         taken += number
         train_until(private, taken)
         save(path, private)
-    assert {event.noise_multiplier: event.steps for event in private.spent().values()} == {4.0: 6, 8.0: 3}
+    assert {event.noise_multiplier: event.steps for event in private.events()} == {4.0: 6, 8.0: 3}
 
 
 def test_a_closed_run_can_still_be_looked_at(path: Path, tmp_path: Path) -> None:
@@ -143,7 +163,7 @@ def test_a_closed_run_can_still_be_looked_at(path: Path, tmp_path: Path) -> None
     train_until(private, 3)
     save(path, private)
     train_until(private, 5)
-    private.allowance.close()
+    private.account.close()
     assert restored(path, private).steps_taken == 3
     assert private.steps == 3
 
@@ -153,7 +173,7 @@ def test_a_second_allowance_goes_on_where_the_first_ended(tmp_path: Path) -> Non
     private = new_run(ledger=books.admit(replace(STEP, steps=2)))
     assert private.steps == 2
     train_until(private, 2)
-    private.draw_on(books.admit(replace(STEP, steps=10)))
+    private.account.attach(books.admit(replace(STEP, steps=10)))
     train_until(private, STEPS)
     assert steps(private) == STEPS
 
@@ -162,9 +182,9 @@ def test_a_ledger_is_drawn_on_by_a_run_that_has_steps_behind_it(tmp_path: Path) 
     books = ledger(tmp_path)
     private = new_run()
     train_until(private, 3)
-    private.draw_on(books.admit(replace(STEP, steps=STEPS), run="mine"))
+    private.account.attach(books.admit(replace(STEP, steps=STEPS), run="mine"))
     train_until(private, 5)
-    assert sorted(event.steps for event in private.spent().values()) == [2, 3]
+    assert counts(private) == [2, 3]
     assert private.epsilon() == epsilon(replace(STEP, steps=5), 1e-5, "rdp")
 
 
@@ -173,9 +193,9 @@ def test_another_noise_under_the_ledger_s_name_is_another_run(path: Path, tmp_pa
     train_until(other, 3)
     save(path, other)
     private = restored(path, new_run())
-    private.draw_on(ledger(tmp_path).admit(replace(STEP, steps=STEPS), run="mine"))
+    private.account.attach(ledger(tmp_path).admit(replace(STEP, steps=STEPS), run="mine"))
     train_until(private, 5)
-    assert set(private.spent().values()) == {replace(STEP, steps=2), Gaussian(noise_multiplier=4.0, steps=3)}
+    assert set(private.events()) == {replace(STEP, steps=2), Gaussian(noise_multiplier=4.0, steps=3)}
 
 
 def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tmp_path: Path) -> None:
@@ -186,7 +206,7 @@ def test_a_ledger_drawn_on_after_restoring_tells_what_others_lost(path: Path, tm
     train_until(first, 7)
     later = restored(path, new_run())
     assert steps(later) == 3
-    later.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
+    later.account.attach(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert steps(later) == 7
 
 
@@ -199,43 +219,33 @@ def test_what_others_have_written_to_the_ledger_is_read(path: Path, tmp_path: Pa
     assert steps(restored(path, second)) == 7
 
 
-def test_runs_without_names_are_different_ones_in_every_ledger(path: Path, tmp_path: Path) -> None:
-    one, other = (new_run(ledger=ledger(tmp_path, name).path) for name in ("one", "other"))
+def test_equal_names_in_two_ledgers_are_two_runs(path: Path, tmp_path: Path) -> None:
+    one, other = (new_run(ledger=ledger(tmp_path, name).path, run="run-1") for name in ("one", "other"))
     train_until(one, 3)
     save(path, one)
     train_until(other, 2)  # on other weights, and yet in its account
     train_until(restored(path, other), 6)
-    assert sorted(event.steps for event in other.spent().values()) == [3, 5]
+    assert counts(other) == [3, 5]
 
 
-class Selecting(Freezer):
-    """Released something; how noisily, it says only later."""
-
-    noise = 2.0
-
-    def live(self, step: int, info: RunInfo) -> Live:
-        return dict.fromkeys(info.shapes, True)
-
-    def events(self) -> tuple[budget.Gaussian, ...]:
-        return (Gaussian(noise_multiplier=self.noise),)
-
-
-def test_a_release_that_changed_under_the_same_words_is_booked_once(path: Path, tmp_path: Path) -> None:
+def test_a_freezer_that_looks_again_is_charged_again_whatever_its_words(path: Path, tmp_path: Path) -> None:
+    """Going on with what a checkpoint holds costs nothing; a look of one's own is a release of its own."""
     books = ledger(tmp_path)
     private = new_run(ledger=books.path, run="mine", freeze=Selecting())
     train_until(private, 1)
     save(path, private)
-    changed = Selecting()
-    changed.noise = 3.0
-    for _ in range(3):
-        later = restored(path, new_run(ledger=books.path, run="mine", freeze=changed))
-        save(path, later)
-    unbooked = restored(path, new_run(freeze=changed))  # which meets the two in the other order
-    for private in (later, unbooked):
-        assert sorted(event.noise_multiplier for event in private.freezer_events()) == [2.0, 3.0]
-    unbooked.draw_on(books.admit(replace(STEP, steps=STEPS)))
-    assert len(unbooked.freezer_events()) == 2
-    assert len(Ledger(books.path).entries) == 4  # two runs, and two releases
+    for _ in range(3):  # never looks: what was found comes back with the checkpoint
+        later = restored(path, new_run(ledger=books.path, run="mine", freeze=Selecting()))
+        train_until(later, 2)
+        assert len(later.account.releases) == 1
+    assert len([entry for entry in Ledger(books.path).entries if entry.owner is not None and entry.reserved]) == 1
+    for number in (2, 3):
+        looked = new_run(ledger=books.path, run="mine", freeze=Selecting())
+        train_until(looked, 1)  # before the checkpoint comes: it has looked
+        assert len(restored(path, looked).account.releases) == number
+    reserved = [entry for entry in Ledger(books.path).entries if entry.owner is not None and entry.reserved]
+    assert len(reserved) == 3
+    assert len({entry.id for entry in reserved}) == 3
 
 
 def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(path: Path, tmp_path: Path) -> None:
@@ -256,7 +266,7 @@ def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(pa
     unbooked = restored(path, new_run(freeze=freezer()))
     train_until(unbooked, 4)
     assert begins(unbooked) == 9
-    unbooked.draw_on(books.admit(replace(STEP, steps=STEPS), run="second"))
+    unbooked.account.attach(books.admit(replace(STEP, steps=STEPS), run="second"))
     assert begins(unbooked) == 5
 
 
@@ -264,9 +274,9 @@ def test_what_was_not_private_is_not_kept_to_an_epsilon(path: Path, tmp_path: Pa
     """Nor if only the ledger knows of it, which books it as a release without noise."""
     books = ledger(tmp_path)
     settings = {"epsilon": 2.0, "ledger": books.path, "run": "mine"}
-    new_run(**settings)
-    unprotected = budget.Unprotected("the pruning mask")
-    releases.book(books.resume("mine"), {"pruning": unprotected}, {})  # and it crashed
+    stated = new_run(**settings | {"epsilon": None, "noise_multiplier": new_run(epsilon=2.0).noise_multiplier})
+    with pytest.raises(KeyboardInterrupt), stated.account.release(budget.Unprotected("a mask"), "a mask"):
+        raise KeyboardInterrupt
     later = new_run(**settings)
     assert later.epsilon() == float("inf")
     train_until(later, 3)

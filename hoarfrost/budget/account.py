@@ -443,15 +443,16 @@ class Account:
 
     def _book(self, allowance: Allowance, id: str, event: Release) -> None:
         """Charges the ledger for a release that it does not know."""
-        ledger, entry = allowance.ledger, allowance.entry
-        unprotected = isinstance(event, Unprotected)  # one that is infinite is as many as several
-        known = unprotected and any(each.event.noise_multiplier == 0 for each in ledger.owned_by(entry.id))
+        ledger = allowance.ledger
+        booked = [each for each in map(ledger.with_id, self.releases) if each is not None]
+        # Of releases without noise one is as many as several: it need not be repeated whenever a run goes on.
+        known = isinstance(event, Unprotected) and any(each.event.noise_multiplier == 0 for each in booked)
         if known or ledger.with_id(id) is not None or as_gaussian(event).steps == 0:
             return
-        booked = self._admit(allowance, event, str(event), id)
-        booked.reserve()
-        booked.commit(booked.entry.event.steps)
-        booked.close()
+        charge = self._admit(allowance, event, str(event), id)
+        charge.reserve()
+        charge.commit(charge.entry.event.steps)
+        charge.close()
 
     def _hold(self, allowance: Allowance, number: int) -> None:
         """Has the ledger keep room for a planned release: what it kept before a crash, or new."""

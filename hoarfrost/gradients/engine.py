@@ -354,8 +354,8 @@ class Engine:
         with torch.autocast(device.type, enabled=False):
             uses = {self._parameters[p]: self._live_part(p, combine(parts)) for p, parts in captured.items()}
             uses = self.encoding.encode(uses)
-            norms, devices = self._norms(uses, total, examples, device)
-            norms.mul_(scale)
+            devices = {self._parameters[p]: p.device for p in captured}
+            norms = self._norms(uses, total, examples, device).mul_(scale)
             total.count(norms)
             factors = total.clipping.factors(norms)
             every = (norms, factors)
@@ -370,7 +370,7 @@ class Engine:
             block_of = total.clipping.block_of
 
             def summed(name: str) -> Tensor:
-                return uses[name].weighted_sum(weights[block_of[name]].to(devices[name]))
+                return uses[name].weighted_sum(weights[block_of[name]].to(devices.get(name, device)))
 
             if self.observers:
                 whole = torch.full_like(weights[0], scale)
@@ -378,7 +378,7 @@ class Engine:
                     *every,
                     clipping=total.clipping,
                     clipped={name: summed(name) for name in uses},
-                    unclipped=lambda: {n: use.weighted_sum(whole.to(devices[n])) for n, use in uses.items()},
+                    unclipped=lambda: {n: u.weighted_sum(whole.to(devices.get(n, device))) for n, u in uses.items()},
                 )
                 for observer in self.observers:
                     observer.on_sums(shown)
@@ -390,18 +390,12 @@ class Engine:
         part = self.mask_of(p)
         return use.masked(part) if isinstance(part, PartialMask) else use
 
-    @staticmethod
-    def _norms(
-        uses: dict[str, Contribution], total: ClippedSum, examples: int, device: torch.device
-    ) -> tuple[Tensor, dict[str, torch.device]]:
-        """[examples, blocks], float32, over live parameters; and where each contribution is."""
+    def _norms(self, uses: dict[str, Contribution], total: ClippedSum, examples: int, device: torch.device) -> Tensor:
+        """[examples, blocks], float32, over live parameters."""
         squares = torch.zeros((examples, len(total.clipping.blocks)), dtype=torch.float64, device=device)
-        devices = {}
         for name, use in uses.items():
-            squared = use.squared_norms()
-            devices[name] = squared.device
-            squares[:, total.clipping.block_of[name]] += squared.to(squares)
-        return squares.sqrt_().float(), devices
+            squares[:, total.clipping.block_of[name]] += use.squared_norms().to(squares)
+        return squares.sqrt_().float()
 
     def _refuse_plain_gradients(self, p: nn.Parameter, name: str) -> RemovableHandle:
         """A gradient that autograd itself brings to a parameter came around the rules."""

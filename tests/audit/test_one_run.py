@@ -196,15 +196,15 @@ def quick(recipe: Recipe) -> Recipe:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Private, dict[str, Any]]]:
-    """What the audit asked make_private for, and got."""
+    """What the audit asked for, and got."""
     seen: list[tuple[Private, dict[str, Any]]] = []
-    plain = preparing.make_private
+    plain = preparing.assemble
 
     def spy(*args: Any, **settings: Any) -> Private:
-        seen.append((plain(*args, **settings), settings | {"data": args[2]}))
+        seen.append((plain(*args, **settings), settings | {"data": args[2], "plan": args[3]}))
         return seen[-1][0]
 
-    monkeypatch.setattr(preparing, "make_private", spy)
+    monkeypatch.setattr(preparing, "assemble", spy)
     return seen
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hoarfrost import audit
 from hoarfrost.audit.battery import CLIPPING, FREEZING
 from hoarfrost.audit.canaries import Freezing
-from hoarfrost.clipping import Clipper, Local
+from hoarfrost.clipping import Clipper, Clipping, Local
 from hoarfrost.errors import InvalidValue
 from tests.audit.faults import nothing_clipped
 
@@ -60,7 +60,7 @@ def test_the_network_is_left_as_it_was() -> None:
 
 
 def test_a_release_that_is_not_finite_is_an_infinite_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Local, "factors", lambda self, norms: torch.full_like(norms, torch.nan))
+    monkeypatch.setattr(Clipping, "factors", lambda self, norms: torch.full_like(norms, torch.nan))
     result = audit.sensitivity(rounds=1)
     assert result.ratio == torch.inf
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["ratio"] is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 from hoarfrost import audit, budget
 from hoarfrost.audit import battery
 from hoarfrost.audit.battery import Configuration, configurations
-from hoarfrost.audit.canaries import ByFreezer, Freezing, worst_case_norms
-from hoarfrost.clipping import Clipper, Local
+from hoarfrost.audit.canaries import ByFreezer, Freezing, clipping_of, worst_case_norms
+from hoarfrost.clipping import Block, Clipper, Clipping, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer, Largest, Random, Ranked
+from hoarfrost.info import RunInfo
 from tests.audit.faults import SIGMA_OF_EPSILON_1, SIGMA_OF_EPSILON_4
 
 SMALL = {"canaries": 128, "rounds": 10}
@@ -91,27 +91,26 @@ def test_a_step_that_promises_nothing_is_not_audited(sigma: float) -> None:
 
 @dataclass(frozen=True)
 class PerTensor(Clipper):
-    """A group for each tensor, with norms of their own."""
+    """A block for each tensor, with norms of their own, and perhaps noise in proportion to them."""
 
     norms: tuple[float, ...]
+    proportional: bool = False
 
-    def groups(self, names: Sequence[str]) -> Sequence[int]:
-        return range(len(names))
-
-    def factors(self, norms: Tensor) -> Tensor:
-        return torch.nan_to_num((torch.tensor(self.norms) * (1 - 1e-5) / norms).clamp(max=1), nan=0.0)
-
-    @property
-    def sensitivity(self) -> tuple[float, ...]:
-        return self.norms
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        pairs = zip(info.shapes, self.norms, strict=True)
+        weights = self.norms if self.proportional else (1.0,) * len(self.norms)
+        blocks = [Block(name, (name,), norm, w) for (name, norm), w in zip(pairs, weights, strict=True)]
+        return Clipping(tuple(blocks), lambda norms: (torch.tensor(self.norms) / norms).clamp(max=1))
 
 
-def test_a_canary_uses_what_every_group_allows() -> None:
-    """Or the bound would be that of one group alone, at most 0.71."""
-    result = audit.step(noise_multiplier=1.0, clip=PerTensor((0.3, 0.4, 0.5)), canaries=512, rounds=20)
+@pytest.mark.parametrize("proportional", [False, True])
+def test_a_canary_uses_what_every_block_allows(proportional: bool) -> None:
+    """Or the bound would be that of one block alone, at most 0.71."""
+    clip = PerTensor((0.3, 0.4, 0.5), proportional)
+    result = audit.step(noise_multiplier=1.0, clip=clip, canaries=512, rounds=20)
     assert result.passed, result
     assert result.mu_lower > 0.75
-    assert audit.sensitivity(clip=PerTensor((0.3, 0.4, 0.5)), rounds=1).passed
+    assert audit.sensitivity(clip=clip, rounds=1).passed
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,12 @@ class Global(Local):
     bound: float = 7.3
 
     def factors(self, norms: Tensor) -> Tensor:
-        return torch.where(norms <= self.bound, self.norm / self.bound, 0.0) * (1 - 1e-5)
+        return torch.where(norms <= self.bound, self.norm / self.bound, 0.0)
 
 
 def test_the_canary_of_a_clipper_that_drops_is_just_below_the_drop() -> None:
     clip = Global(0.5)
-    assert 0.9998 * clip.bound < float(worst_case_norms(clip)) <= clip.bound
+    assert 0.9998 * clip.bound < float(worst_case_norms(clipping_of(clip, nn.Linear(2, 1)))) <= clip.bound
     result = audit.step(noise_multiplier=1.0, clip=clip, **SMALL)
     assert result.passed, result
     assert result.mu_lower > 0.3

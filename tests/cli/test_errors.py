@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "folder in use": (["train", "--out", "used"], "the run folder used is not empty"),
     "folder is a file": (["train", "--out", "broken.toml"], "the run folder broken.toml is a file"),
     "folder below a file": (["train", "--out", "broken.toml/run"], "cannot make the run folder"),
-    "batch": (["train", "--set", "privacy.batch_size=9999"], "more than the 1500 records"),
+    "batch": (["train", "--set", "privacy.batch_size=9999"], "more than the 1500 examples"),
     "device": (["train", "--device", "abacus"], "the device abacus cannot be used"),
     "key alone": (["train", "--key", "used/precious"], "name the ledger with --ledger PATH"),
     "key alone, resumed": (["train", "--resume", "used", "--key", "used/precious"], "with --ledger PATH"),

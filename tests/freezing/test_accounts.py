@@ -17,23 +17,14 @@ from hoarfrost import checkpoint as checkpoints
 from hoarfrost.cli import app
 from hoarfrost.data import Augmented
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
-from hoarfrost.freezing import Freezer, Layers, Live, Pruned, RunInfo, releases
+from hoarfrost.freezing import Freezer, Layers, Live, Pruned, RunInfo
+from hoarfrost.query import Query
 from hoarfrost.recipes.loading import to_toml
 from hoarfrost.sampling.overlap import shares_data
 from hoarfrost.train import read_recipe, run
-from tests.support.freezing import PLAN, data, ledger, make, net, step
+from tests.support.freezing import PLAN, Selecting, data, ledger, make, net, step
 
 SELECTION = budget.Gaussian(noise_multiplier=2.0)
-
-
-class Selecting(Freezer):
-    """As if it had looked at the data once, with noise."""
-
-    def live(self, step: int, info: RunInfo) -> Live:
-        return {name: name != "0.weight" for name in info.shapes}
-
-    def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
-        return (SELECTION,)
 
 
 def peeking() -> Pruned:
@@ -45,6 +36,11 @@ OTHER = {name: torch.randn_like(value) for name, value in net().state_dict().ite
 
 def plan() -> budget.Gaussian:
     return budget.Gaussian(noise_multiplier=3.0, sample_rate=0.5, steps=4)
+
+
+def released(private: Any) -> tuple[Any, ...]:
+    """In addition to the steps."""
+    return tuple(private.account.releases.values())
 
 
 # What it released is accounted for.
@@ -70,8 +66,49 @@ def test_what_a_freezer_released_is_in_the_ledger_once(tmp_path: Path) -> None:
 
     again = make(net(), freeze=Selecting(), ledger=books.path, run="first", **PLAN)
     checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
-    assert len(budget.Ledger(books.path).entries) == 2
     assert again.events() == private.events()
+    step(again)
+    assert released(again) == (SELECTION,)
+    paid = [entry for entry in budget.Ledger(books.path).entries if entry.owner is not None and entry.reserved]
+    assert len(paid) == 1
+
+
+def test_room_is_kept_for_a_release_until_it_is_made(tmp_path: Path) -> None:
+    """Nobody else can spend what it needs; what a restored run does not need is given back."""
+    books = ledger(tmp_path)
+    private = make(net(), freeze=Selecting(step=2), ledger=books.path, run="first", **PLAN)
+    held = budget.Ledger(books.path).held()
+    assert SELECTION in held
+    for _ in range(2):
+        step(private)
+    assert released(private) == ()
+    step(private)
+    assert released(private) == (SELECTION,)
+    assert SELECTION not in budget.Ledger(books.path).held()
+    checkpoints.save(tmp_path / "a.safetensors", private)
+    again = make(net(), freeze=Selecting(step=2), ledger=books.path, run="first", **PLAN)
+    assert SELECTION in budget.Ledger(books.path).held()
+    checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
+    assert SELECTION not in budget.Ledger(books.path).held()
+
+
+def test_a_freezer_is_charged_before_it_looks(tmp_path: Path) -> None:
+    books = ledger(tmp_path)
+    charged: list[int] = []
+
+    class Watching(Selecting):
+        def prepare(self, number: int, query: Query, info: RunInfo) -> None:
+            entries = budget.Ledger(books.path).entries
+            charged.append(sum(entry.reserved for entry in entries if entry.owner is not None))
+            raise RuntimeError("and it fails")
+
+    private = make(net(), freeze=Watching(), ledger=books.path, run="first", **PLAN)
+    for _ in range(2):  # each try is a look of its own
+        with pytest.raises(RuntimeError):
+            step(private)
+    assert charged == [1, 2]
+    assert released(private) == (SELECTION, SELECTION)
+    assert private.charged == 0
 
 
 def test_two_equal_releases_are_two(tmp_path: Path) -> None:
@@ -83,22 +120,25 @@ def test_two_equal_releases_are_two(tmp_path: Path) -> None:
         again = make(net(), freeze=later, **PLAN)
         for _ in range(2):
             checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
-        assert again.freezer_events() == (SELECTION,) * times
+        step(again)
+        assert released(again) == (SELECTION,) * times
     assert budget.Ledger(books.path).epsilon() == pytest.approx(private.epsilon(), rel=1e-6)
 
 
-def test_a_release_that_was_admitted_and_not_reserved_is_paid_for_again(
+def test_a_release_that_was_admitted_and_not_reserved_was_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    books, reserve = ledger(tmp_path), budget.Allowance.reserve
-    with monkeypatch.context() as patch:
-        patch.setattr(budget.Allowance, "reserve", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            make(net(), freeze=Selecting(), ledger=books.admit(plan(), run="first"), **PLAN)
-    assert budget.Allowance.reserve is reserve
+    books = ledger(tmp_path)
     private = make(net(), freeze=Selecting(), ledger=books.path, run="first", **PLAN)
-    step(private)
-    assert budget.Ledger(books.path).epsilon() == pytest.approx(private.epsilon(), rel=1e-6)
+    with monkeypatch.context() as patch:
+        patch.setattr(budget.Allowance, "reserve", lambda self, most=None: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            step(private)
+    again = make(net(), freeze=Selecting(), ledger=books.path, run="first", **PLAN)
+    step(again)
+    assert released(again) == (SELECTION,)
+    assert len(budget.Ledger(books.path).entries) == 2  # what was held before the crash is used
+    assert budget.Ledger(books.path).epsilon() == pytest.approx(again.epsilon(), rel=1e-6)
 
 
 def test_what_only_the_ledger_knows_is_not_refunded(tmp_path: Path) -> None:
@@ -106,11 +146,11 @@ def test_what_only_the_ledger_knows_is_not_refunded(tmp_path: Path) -> None:
     private = make(net(), ledger=books.path, run="first", **PLAN)
     step(private)
     checkpoints.save(tmp_path / "a.safetensors", private)
-    make(net(), freeze=Selecting(), ledger=books.path, run="first", **PLAN)  # and it crashed
+    step(make(net(), freeze=Selecting(), ledger=books.path, run="first", **PLAN))  # and it crashed
     again = make(net(), ledger=books.path, run="first", **PLAN)
     checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
     assert again.epsilon() == pytest.approx(budget.Ledger(books.path).epsilon(), rel=1e-6)
-    assert again.freezer_events() == (SELECTION,)
+    assert released(again) == (SELECTION,)
 
 
 def test_a_calibrated_run_keeps_to_its_epsilon_whatever_freezers_released_before(tmp_path: Path) -> None:
@@ -126,34 +166,63 @@ def test_a_calibrated_run_keeps_to_its_epsilon_whatever_freezers_released_before
     assert later.epsilon() <= 3.0
 
     books = ledger(tmp_path)
-    make(net(), ledger=books.path, run="mine", **settings)
-    releases.book(books.resume("mine"), {"selection": SELECTION}, {})  # and it crashed
+    stated = make(net(), ledger=books.path, run="mine", **PLAN | {"noise_multiplier": later.noise_multiplier})
+    with pytest.raises(KeyboardInterrupt), stated.account.release(SELECTION, "a selection"):
+        raise KeyboardInterrupt  # and it crashed
     again = make(net(), ledger=books.path, run="mine", **settings)
-    assert again.freezer_events() == (SELECTION,)
+    assert released(again) == (SELECTION,)
     for _ in range(again.steps):
         step(again)
     assert 0 < again.steps < 4
     assert again.epsilon() <= 3.0
 
 
-def test_events_may_be_told_one_by_one(tmp_path: Path) -> None:
+def test_a_release_that_was_not_planned_is_refused_where_it_exceeds_the_epsilon() -> None:
+    private = make(net(), **{**PLAN, "noise_multiplier": None, "epsilon": 3.0})
+    for noise in (0.2, 0.0):
+        event = budget.Gaussian(noise_multiplier=noise)
+        with pytest.raises(BudgetSpent, match="above the 3"), private.account.release(event, "too much"):
+            pytest.fail("it was let through")
+    with private.account.release(SELECTION, "a selection"):
+        pass
+    assert 0 < private.steps < 4  # it costs steps instead
+    for _ in range(private.steps):
+        step(private)
+    assert private.epsilon() <= 3.0
+
+
+def test_releases_may_be_told_one_by_one(tmp_path: Path) -> None:
     class Telling(Selecting):
-        def events(self) -> Any:
-            yield SELECTION
+        def releases(self, info: RunInfo) -> Any:
+            yield from super().releases(info)
 
     private = make(net(), freeze=Telling(), ledger=ledger(tmp_path).path, **PLAN)
     step(private)
-    assert private.freezer_events() == (SELECTION,)
+    assert released(private) == (SELECTION,)
     assert budget.Ledger(tmp_path / "ledger.jsonl").epsilon() == pytest.approx(private.epsilon(), rel=1e-6)
 
 
 def test_what_was_never_released_costs_nothing(tmp_path: Path) -> None:
     class Idle(Selecting):
-        def events(self) -> tuple[budget.Gaussian | budget.Unprotected, ...]:
-            return (budget.Gaussian(noise_multiplier=1.0, steps=0),)
+        def live(self, step: int, info: RunInfo) -> Live:
+            return dict.fromkeys(info.shapes, True)
 
-    make(net(), freeze=Idle(), ledger=ledger(tmp_path).path, **PLAN)
+    idle = Idle(budget.Gaussian(noise_multiplier=1.0, steps=0))
+    private = make(net(), freeze=idle, ledger=ledger(tmp_path).path, **PLAN)
+    step(private)
     assert len(budget.Ledger(tmp_path / "ledger.jsonl").entries) == 1
+
+
+def test_a_freezer_that_declares_a_release_must_make_it() -> None:
+    class Promising(Freezer):
+        def live(self, step: int, info: RunInfo) -> Live:
+            return dict.fromkeys(info.shapes, True)
+
+        def releases(self, info: RunInfo) -> tuple[budget.PlannedRelease, ...]:
+            return (budget.PlannedRelease(event=SELECTION, what="nothing"),)
+
+    with pytest.raises(InvalidValue, match="has no prepare"):
+        step(make(net(), freeze=Promising(), **PLAN))
 
 
 def test_an_allowance_of_somebody_else_stays_open(tmp_path: Path) -> None:
@@ -196,7 +265,7 @@ def test_a_restored_run_does_not_become_private(tmp_path: Path, later: Any) -> N
     checkpoints.Checkpoint.read(tmp_path / "a.safetensors").restore(again)
     assert again.epsilon() == float("inf")
     assert "not private (the pruning mask" in str(again.statement())
-    assert len(again.freezer_events()) == 1
+    assert len(again.events()) == 2  # the steps, and the mask
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -59,7 +59,7 @@ def test_what_is_frozen_takes_up_noise_and_can_come_back() -> None:
     for number in range(20):
         step(private)
         assert private.optimizer.mechanism.noise.draws == number + 1
-        masks.append(torch.ones_like(weight) > 0 if number < 2 else private.optimizer.controller.masks[weight].mask)
+        masks.append(torch.ones_like(weight) > 0 if number < 2 else private.optimizer.controller.masks["3.weight"].mask)
     frozen = torch.cat([shown[n]["3.weight"][~masks[n]] for n in range(2, 20)])
     assert frozen.std() == pytest.approx(2.0 * 0.5 / 6, rel=0.05)  # multiplier · clipping norm / expected batch
     assert all((masks[n + 2] & ~masks[n]).any() for n in range(2, 18, 2))

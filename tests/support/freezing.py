@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost import budget
 from hoarfrost.freezing import Channels, Freezer, Live, RunInfo
 from hoarfrost.masks import Mask
+from hoarfrost.query import Query
 
 N = 12
 PLAN = {"sample_rate": 0.5, "steps": 4, "noise_multiplier": 3.0}
@@ -78,3 +80,33 @@ def random_masks(model: nn.Module, seed: int) -> dict[str, Mask]:
 
 def ledger(folder: Path, epsilon: float | None = None) -> budget.Ledger:
     return budget.Ledger.create(folder / "ledger.jsonl", epsilon=epsilon, delta=1e-5)
+
+
+class Selecting(Freezer):
+    """Looks at the data once, with noise, and freezes the first parameter whatever it found."""
+
+    def __init__(self, event: budget.Gaussian | None = None, step: int = 0) -> None:
+        self.event, self.step = event or budget.Gaussian(noise_multiplier=2.0), step
+        self.found: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return "Selecting()"
+
+    def fresh(self) -> Freezer:
+        return copy.copy(self)
+
+    def releases(self, info: RunInfo) -> tuple[budget.PlannedRelease, ...]:
+        return (budget.PlannedRelease(event=self.event, what="a selection", step=self.step),)
+
+    def prepare(self, number: int, query: Query, info: RunInfo) -> None:
+        self.found = query.sum(lambda model, batch: batch[0].flatten()[:3], size=3, bound=0.5)
+
+    def live(self, step: int, info: RunInfo) -> Live:
+        assert (self.found is not None) == (step >= self.step), "it was not asked to look in time"
+        return {name: name != next(iter(info.shapes)) for name in info.shapes}
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.found is None else {"found": self.found}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.found = state.get("found")

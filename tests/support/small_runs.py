@@ -33,7 +33,7 @@ def new_run(kind: str = "momentum", seed: int = 5, **options: Any) -> Any:
         "steps": STEPS,
         "accountant": "rdp",
     }
-    if "epsilon" in options:
+    if options.get("epsilon") is not None:
         del settings["noise_multiplier"]
     return hoarfrost.make_private(model, OPTIMIZERS[kind](model.parameters()), data, **(settings | options))
 

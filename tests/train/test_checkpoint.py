@@ -164,7 +164,8 @@ def test_other_runs_on_the_same_weights_stay_in_the_account(path: Path, tmp_path
     second = new_run(ledger=ledger, run="second")
     Checkpoint.read(path).restore(second)
     train_until(second, 4)
-    assert {run: event.steps for (run, *_), event in second.spent().items()} == {"first": 5, "second": 1}
+    known = {Ledger(ledger).with_id(id).run: event.steps for id, event in second.account.counters.items()}
+    assert known == {"first": 5, "second": 1}
     save(path, second)
     third = new_run()
     Checkpoint.read(path).restore(third)
@@ -180,7 +181,7 @@ def test_a_ledger_that_knows_less_than_the_checkpoint_does_not_lower_the_account
     later = new_run(ledger=tmp_path / "put back from an old copy", run="mine")
     Checkpoint.read(path).restore(later)
     train_until(later, 5)
-    assert sum(event.steps for event in later.spent().values()) == 5
+    assert later.account.charged_in_all == 5
 
 
 def test_a_calibrated_run_never_exceeds_its_epsilon_however_often_it_is_restored(path: Path) -> None:
@@ -308,22 +309,25 @@ def test_what_is_no_checkpoint_is_refused(path: Path, kind: str) -> None:
 
 
 STEPS_OF_ONE = {"kind": "gaussian", "noise_multiplier": 1.0, "sample_rate": 1.0, "steps": 9}
+ACCOUNT = {"steps_taken": 1, "counters": {"a": STEPS_OF_ONE}, "releases": {}, "made": []}
 HOSTILE: dict[str, dict[str, Any]] = {
-    "negative step": {"steps_taken": -1},
-    "step as text": {"steps_taken": "3"},
+    "negative step": {"account": ACCOUNT | {"steps_taken": -1}},
+    "step as text": {"account": ACCOUNT | {"steps_taken": "3"}},
+    "no account": {"account": None},
+    "a release made by nobody": {"account": ACCOUNT | {"made": [3]}},
     "huge epoch": {"position": {"epoch": 10**400, "steps_drawn": 0, "iterations": 0}},
     "no epoch": {"position": {}},
     "position as list": {"position": []},
-    "negative spending": {"spent": [{"run": "a", "event": {**STEPS_OF_ONE, "steps": -5}}]},
-    "too little spent": {"spent": [{"run": "a", "event": {**STEPS_OF_ONE, "steps": 0}}]},
-    "spent by nobody": {"spent": [{"run": None, "event": STEPS_OF_ONE}]},
-    "spent nothing known": {"spent": [{"run": "a", "event": {"kind": "free"}}]},
-    "nothing spent": {"spent": []},
-    "spent as mapping": {"spent": {"a": STEPS_OF_ONE}},
+    "negative spending": {"account": ACCOUNT | {"counters": {"a": {**STEPS_OF_ONE, "steps": -5}}}},
+    "too little spent": {"account": ACCOUNT | {"counters": {"a": {**STEPS_OF_ONE, "steps": 0}}}},
+    "spent nothing known": {"account": ACCOUNT | {"counters": {"a": {"kind": "free"}}}},
+    "nothing spent": {"account": ACCOUNT | {"counters": {}}},
+    "spent as list": {"account": ACCOUNT | {"counters": [STEPS_OF_ONE]}},
+    "released nothing known": {"account": ACCOUNT | {"releases": {"a": {"kind": "free"}}}},
     "optimizer as list": {"optimizer": []},
     "optimizer without groups": {"optimizer": {"groups": [], "numbers": {}}},
     "state of nobody": {"optimizer": {"groups": [{"params": [0]}], "numbers": {"x": {}}}},
-    "an unknown format": {"format": 5},
+    "an unknown format": {"format": 6},
     "a scheduler from nowhere": {"scheduler": {"last_epoch": 3}},
 }
 
@@ -406,5 +410,5 @@ def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
         ranked = new_run(freeze=freeze.Ranked(0.5))
         Checkpoint.read(path).restore(ranked)
         train_until(ranked, 7)
-        shares = ranked.optimizer.controller.shares
+        shares = ranked.optimizer.controller.live_shares
         assert 0 < shares <= 7

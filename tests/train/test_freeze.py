@@ -15,7 +15,7 @@ from hoarfrost.freezing import Layers, Random
 from hoarfrost.freezing.base import Both
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train.loop import Average
-from hoarfrost.train.prepare import prepare
+from hoarfrost.train.prepare import Parts, Prepared
 from tests.support.kills import run_until_killed
 from tests.support.recipes import tiny
 
@@ -28,6 +28,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "random_tensors": {"kind": "random_tensors", "share": 0.5},
     "pruned": {"kind": "pruned", "keep": 0.5, "public": "digits", "private": False, "epochs": 1},
 }
+
+
+def prepared(wanted: Any) -> Prepared:
+    parts = Parts.build(wanted, torch.device("cpu"))
+    return parts.prepare(parts.solve())
 
 
 def recipe(kind: str, **changes: Any) -> Any:
@@ -129,7 +134,7 @@ def test_the_frozen_share_grows_as_the_paper_says() -> None:
 def test_a_recipe_composes_freezers() -> None:
     changes = ["freeze.kind=layers", "freeze.step=3", "freeze.also.kind=random", "freeze.also.rate=0.5"]
     recipe = read_recipe("digits", changes)
-    freezer = prepare(recipe, torch.device("cpu")).private.optimizer.controller.freezer
+    freezer = prepared(recipe).private.optimizer.controller.freezer
     assert isinstance(freezer, Both)
     assert repr(freezer) == repr(Layers(step=3) & Random(0.5))
 
@@ -144,10 +149,10 @@ def test_a_composed_recipe_can_be_written_and_read(tmp_path: Path) -> None:
 
 def test_a_recipe_prunes_by_weights_in_a_file(tmp_path: Path) -> None:
     plain = read_recipe("digits")
-    model = prepare(plain, torch.device("cpu")).private.model
+    model = prepared(plain).private.model
     save_file({name: torch.randn_like(value) for name, value in model.state_dict().items()}, tmp_path / "w.safetensors")
     changes = ["freeze.kind=pruned", "freeze.keep=0.25", f"freeze.reference={tmp_path}/w.safetensors"]
-    run = prepare(read_recipe("digits", changes), torch.device("cpu"))
+    run = prepared(read_recipe("digits", changes))
     pruned = [p for p in run.private.model.parameters() if p.dim() > 1]
     assert all(abs((p == 0).float().mean() - 0.75) < 0.01 for p in pruned)
 
@@ -169,4 +174,4 @@ def test_a_recipe_prunes_by_weights_in_a_file(tmp_path: Path) -> None:
         read_recipe("digits", ["freeze.kind=pruned", "freeze.keep=0.5"])
     (tmp_path / "w.safetensors").write_bytes(b"no weights")
     with pytest.raises(InvalidValue, match=r"cannot read freeze\.reference"):
-        prepare(read_recipe("digits", changes), torch.device("cpu"))
+        prepared(read_recipe("digits", changes))

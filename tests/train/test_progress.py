@@ -10,11 +10,11 @@ from rich.console import Console
 
 from hoarfrost.train import bar
 from hoarfrost.train.loop import Average, Epoch
-from hoarfrost.train.progress import Bar, Lines, Plan, Quiet, progress_for
+from hoarfrost.train.progress import Bar, Lines, Overview, Quiet, progress_for
 
 
-def plan(seeded: bool = False, epsilon: float = 3.0) -> Plan:
-    return Plan(
+def plan(seeded: bool = False, epsilon: float = 3.0) -> Overview:
+    return Overview(
         headline="digits: 10 examples", steps=40, epochs=4, epsilon=epsilon,
         epsilon_so_far=lambda: epsilon / 4, seeded=seeded,
     )  # fmt: skip

@@ -377,9 +377,8 @@ def test_a_freezer_s_release_is_no_run_and_is_booked_once(
     assert result.statement.epsilon == math.inf
     text = (folder / "budget.txt").read_text()
     assert text.count("the pruning mask") == 2  # in the first line, and among the releases
-    assert [
-        entry.beside != "" for entry in Ledger(tmp_path / "shared.jsonl" if shared else folder / "ledger.jsonl").entries
-    ] == [False, True, False]
+    entries = Ledger(tmp_path / "shared.jsonl" if shared else folder / "ledger.jsonl").entries
+    assert [entry.owner is not None for entry in entries] == [False, True, False]
     assert audit.ledger(folder).passed
 
 
@@ -391,5 +390,5 @@ def test_layers_frozen_from_an_epsilon_on_count_what_was_spent_before(killed: Ca
     changes = {"privacy.epsilon": 6.0, "freeze.epsilon": 4.5}
     result = resume(folder, overrides=[f"{key}={value}" for key, value in changes.items()], accept=list(changes))
     assert result.status == "completed"
-    frozen = (1 - facts(folder, "run.json")["density"]) * 20 / (520 / 610)  # steps in which the first layer rested
+    frozen = (1 - facts(folder, "run.json")["density"]) * 20 / (520 / 610)  # steps in which the first layer was frozen
     assert 0 < round(frozen, 3) < 5  # of those 5 that were left: not at once, as if nothing had been spent

@@ -253,7 +253,7 @@ def test_while_it_runs_the_budget_states_the_whole_plan(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "batch": (lambda: tiny(privacy__batch_size=2000), "more than the 1500 records"),
+    "batch": (lambda: tiny(privacy__batch_size=2000), "more than the 1500 examples"),
     "data": (lambda: tiny(data={"path": "/nowhere/x.npz"}), "no data file at"),
     "model": (lambda: tiny(model={"name": "tanh_cnn"}), "takes examples of shape"),
     "name": (lambda: tiny(data={"name": "imagenet"}), "no data set named 'imagenet'"),

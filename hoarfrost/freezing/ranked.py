@@ -13,17 +13,21 @@ from hoarfrost import validate
 from hoarfrost.freezing.base import Facts, Freezer
 from hoarfrost.freezing.chance import Random, live_of, smallest
 from hoarfrost.freezing.live import Live
+from hoarfrost.registry import Share, Whole, component
 
 
+@component("freeze", "ranked")
 class Ranked(Freezer):
-    """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest rest.
+    """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest are frozen.
 
     Every step draws one noise for all coordinates: live ones move by it, and the sums of frozen ones, whose gradients
     are zero, take it up as well. Without that, what rested once would rest for ever. The noisy sums have been paid for,
     so ranking them costs nothing more.
 
     Args:
-        rate, cooling: as for `Random`.
+        rate: the share that is frozen (r*), from 0 to below 1.
+        cooling: the number of epochs (e*) in which the share grows from 0 to ``rate``; by default the full rate from
+            the beginning.
 
     >>> facts = Facts({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
     >>> ranked = Ranked(rate=0.5)
@@ -34,7 +38,7 @@ class Ranked(Freezer):
 
     observes = True
 
-    def __init__(self, rate: float, cooling: int | None = None) -> None:
+    def __init__(self, rate: Share, cooling: Whole | None = None) -> None:
         self.schedule = Random(rate=rate, cooling=cooling)
         self.start({})
 

@@ -13,12 +13,11 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
-from hoarfrost.clipping import Clipper, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
 from hoarfrost.private import make_private
-from hoarfrost.recipes import freezers, networks, optimizers, sources
-from hoarfrost.recipes.schema import LocalClip, Recipe
+from hoarfrost.recipes import freezers, networks, optimizers, schedules, schema, sources
+from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.progress import Plan
@@ -84,7 +83,7 @@ class Prepared:
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, clipping norm {recipe.clip.norm:g}{self._resumed()}"
+                f"{private.noise_multiplier:.4g}, {_clipping(recipe.clip)}{self._resumed()}"
             ),
             steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
@@ -135,7 +134,7 @@ def prepare(
         steps=asked.steps,
         epsilon=asked.epsilon if noise_multiplier is None else None,
         noise_multiplier=asked.noise_multiplier if noise_multiplier is None else noise_multiplier,
-        clip=_clipper(recipe.clip),
+        clip=schema.build(recipe.clip, "clip"),
         freeze=freezer or freezers.build(recipe.freeze, model, recipe.data),
         max_physical_batch=recipe.loop.max_physical_batch,
         views=recipe.loop.views,
@@ -150,13 +149,18 @@ def prepare(
         splits=splits,
         digest=fingerprint.digest(splits.train),
         private=private,
-        scheduler=optimizers.schedule(
+        scheduler=schedules.build(
             recipe.schedule, private.optimizer, steps=private.steps, sample_rate=private.sample_rate
         ),
         device=device,
         steps=private.steps,
         warnings=() if advice is None else (advice,),
     )
+
+
+def _clipping(wanted: schema.ComponentTable) -> str:
+    norm = getattr(wanted, "norm", None)
+    return f"clipping {schema.build(wanted, 'clip')}" if norm is None else f"clipping norm {norm:g}"
 
 
 def device_for(wanted: str | torch.device | None) -> torch.device:
@@ -191,7 +195,3 @@ def _examples(recipe: Recipe, splits: data.Splits) -> Any:
     if recipe.augment is None:
         return splits.train
     return data.Augmented(splits.train, shift=recipe.augment.shift, flip=recipe.augment.flip)
-
-
-def _clipper(wanted: LocalClip) -> Clipper:
-    return Local(wanted.norm)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.registry.component import Component, Groups, arguments_of
+from hoarfrost.registry.component import Argument, Component, Groups, arguments_of
 from hoarfrost.registry.docstrings import summary
 from hoarfrost.registry.source import read
 
@@ -78,12 +78,14 @@ def component(
 
     def register(target: Target) -> Target:
         where = f"{target.__module__}:{target.__qualname__}"
-        known = _REGISTERED.get((table, kind))
-        if known is None and table in READ:
-            known = read(READ[table], table).get(kind)
+        own = read(READ[table], table).get(kind) if table in READ else None
+        known = own or _REGISTERED.get((table, kind))
         if known is not None and known.where != where:  # the same place again is a module that is loaded again
             raise InvalidValue(f"{where}: there is a {table} {kind!r} already, {known.where}")
         arguments, given = arguments_of(target, table)
+        if own is not None and _names(own.arguments) != _names(arguments):
+            shown, has = _names(own.arguments), _names(arguments)
+            raise InvalidValue(f"{where}: write its arguments out: its file shows {shown}, it has {has}")
         _REGISTERED[table, kind] = Component(
             table, kind, where, summary(target.__doc__), arguments, given, one_of, at_most_one, takes, target, check,
             examples,
@@ -117,6 +119,10 @@ def loaded(table: str) -> dict[str, Component]:
         if each.target is None:
             import_module(each.where.partition(":")[0])
     return {kind: _REGISTERED[table, kind] for kind in components(table)}
+
+
+def _names(arguments: Iterable[Argument]) -> str:
+    return ", ".join(argument.name for argument in arguments)
 
 
 def _registered(table: str) -> dict[str, Component]:

@@ -2,7 +2,8 @@
 
 Clipping styles, freezers and models import torch, and a recipe is read, checked and refused without waiting for that.
 So their classes are not asked for their arguments: the files are parsed, and decorators, fields, signatures and
-docstrings are looked at. What is read is what an import would find, and a test compares both for every component.
+docstrings are looked at. What is read must be what an import finds: a test compares both for every component, and
+arguments that come from a base class in another file are refused when the class is defined.
 """
 
 from __future__ import annotations

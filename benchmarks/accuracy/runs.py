@@ -15,7 +15,6 @@ from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
 from hoarfrost.recipes import sources
 from hoarfrost.recipes.networks import build
-from hoarfrost.recipes.schema import FreezePruned
 from hoarfrost.run import Private
 from hoarfrost.train import Recipe, read_recipe
 from hoarfrost.train.loop import evaluate, train
@@ -113,7 +112,7 @@ def recipe_for(name: str, seed: int, overrides: Sequence[str]) -> Recipe:
 def _pruner(recipe: Recipe) -> Freezer | None:
     """A recipe's pruning, with a reference that is trained once for all shares that are kept."""
     wanted = recipe.freeze
-    if not isinstance(wanted, FreezePruned):
+    if wanted is None or wanted.kind != "pruned":
         return None
     reference = _reference(recipe.model_copy(update={"freeze": wanted.model_copy(update={"keep": 1.0})}))
     return Pruned(wanted.keep, reference, per=wanted.per, rewind=wanted.rewind, private=wanted.private)
@@ -122,7 +121,7 @@ def _pruner(recipe: Recipe) -> Freezer | None:
 @cache
 def _reference(recipe: Recipe) -> State:
     wanted = recipe.freeze
-    assert isinstance(wanted, FreezePruned)
+    assert wanted.kind == "pruned"
     with surroundings(recipe):  # the model that the run itself will begin with
         model = build(recipe.model, sources.load(recipe.data))
         public = sources.public(wanted.public, recipe.data).train

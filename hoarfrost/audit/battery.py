@@ -1,4 +1,4 @@
-"""The configurations that audits try. A new clipper, freezer or optimizer is listed here, and nowhere else."""
+"""The configurations that audits try: the examples with which components are registered, in every combination."""
 
 from __future__ import annotations
 
@@ -6,44 +6,50 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, starmap
-
-from torch.optim import SGD, Adam, AdamW, RMSprop
+from typing import Any
 
 from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
 from hoarfrost.audit.harness import OptimizerFactory
 from hoarfrost.audit.step_audit import StepAudit, step
-from hoarfrost.clipping import Clipper, Local
-from hoarfrost.freezing import Layers, Random, RandomTensors
+from hoarfrost.clipping import Clipper
+from hoarfrost.freezing import Layers, Random
+from hoarfrost.registry import loaded
 
-CLIPPING: dict[str, Clipper] = {
-    "local": Local(0.7),  # not 1: a missing factor would go unnoticed
-}
-FREEZING: dict[str, Freezing] = {
-    freeze.name: freeze
-    for freeze in (
-        Freezing(),
-        OneTensor(),
-        ByFreezer(Layers(first=1, step=0), share=2 / 3),
-        # The same mask in every step, so that neighbouring batches can be compared.
-        ByFreezer(Random(rate=0.5, redraw="never"), share=0.4),
-        ByFreezer(Random(rate=0.5, redraw="never", granularity="channel"), share=2 / 3),
-        ByFreezer(Random(rate=0.3, redraw="never") & Layers(first=1, step=0), share=0.4),
-        ByFreezer(RandomTensors(share=2 / 3), share=2 / 3),
-    )
-}
-OPTIMIZERS: dict[str, OptimizerFactory] = {
-    "SGD": partial(SGD, lr=0.1),
-    "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "Nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
-    "RMSprop": partial(RMSprop, lr=0.01, momentum=0.5),
-    "Adam": partial(Adam, lr=0.01),
-    "AdamW": partial(AdamW, lr=0.01, weight_decay=0.1),
-}
+
+def clipping() -> dict[str, Clipper]:
+    """The clipping styles, by name.
+
+    >>> clipping()
+    {'local': Local(norm=0.7)}
+    """
+    found: dict[str, Clipper] = {}
+    for kind, style in loaded("clip").items():
+        examples = list(style.examples()) if style.examples else []
+        found |= {kind if len(examples) == 1 else str(each): each for each in examples}
+    return found
+
+
+def freezing() -> dict[str, Freezing]:
+    """The ways to freeze, by name: the freezers, two of them at once, and what has nothing to do with freezers."""
+    pairs = [pair for freezer in loaded("freeze").values() if freezer.examples for pair in freezer.examples()]
+    pairs.append((Random(rate=0.3, redraw="never") & Layers(first=1, step=0), 0.4))
+    ways = (Freezing(), OneTensor(), *(ByFreezer(freezer, share=share) for freezer, share in pairs))
+    return {way.name: way for way in ways}
+
+
+def optimizers() -> dict[str, OptimizerFactory]:
+    """The optimizers, by name."""
+    found: dict[str, OptimizerFactory] = {}
+    for optimizer in loaded("optimizer").values():
+        assert optimizer.target is not None  # it is loaded
+        settings: Any = optimizer.examples() if optimizer.examples else {}
+        found |= {name: partial(optimizer.target, **keys) for name, keys in settings.items()}
+    return found
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A clipping style, freezing and an optimizer, by their names in the tables above."""
+    """A clipping style, a way to freeze and an optimizer, by their names."""
 
     clip: str
     freeze: str
@@ -55,8 +61,8 @@ class Configuration:
     def step(self, noise_multiplier: float = 1.0, canaries: int = 512, rounds: int = 100) -> StepAudit:
         """The step audit of this configuration."""
         return step(
-            noise_multiplier=noise_multiplier, clip=CLIPPING[self.clip], freeze=FREEZING[self.freeze],
-            optimizer=OPTIMIZERS[self.optimizer], canaries=canaries, rounds=rounds,
+            noise_multiplier=noise_multiplier, clip=clipping()[self.clip], freeze=freezing()[self.freeze],
+            optimizer=optimizers()[self.optimizer], canaries=canaries, rounds=rounds,
         )  # fmt: skip
 
 
@@ -66,4 +72,4 @@ def configurations() -> Iterator[Configuration]:
     >>> print(next(configurations()))
     local, nothing frozen, SGD
     """
-    return starmap(Configuration, product(CLIPPING, FREEZING, OPTIMIZERS))
+    return starmap(Configuration, product(clipping(), freezing(), optimizers()))

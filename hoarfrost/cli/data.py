@@ -27,7 +27,7 @@ def start(context: typer.Context) -> None:
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as mnist; `hoarfrost data list` names all.")],
     source: Annotated[
         Path | None,
         typer.Option(

@@ -5,10 +5,12 @@ import torch
 
 from hoarfrost.data.splits import Splits
 from hoarfrost.errors import MissingExtra
+from hoarfrost.registry import component
 
 TRAIN = 1500
 
 
+@component("data", "digits")
 def digits() -> Splits:
     """1797 images [1, 8, 8] in [0, 1] with their digits: 1500 for training, 297 for testing, always the same split.
 

@@ -23,7 +23,7 @@ class Freezer(ABC):
 
     >>> class EverySecondStep(Freezer):
     ...     '''The first parameter is frozen in every second step.'''
-    ...     def live(self, step, facts):
+    ...     def live(self, step, info):
     ...         first = next(iter(info.shapes))
     ...         return {name: name != first or step % 2 == 0 for name in info.shapes}
 

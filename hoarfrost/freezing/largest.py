@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from hoarfrost.freezing.base import Freezer
 from hoarfrost.freezing.random import smallest
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
+from hoarfrost.registry import Rate, component
+
+Per = Literal["model", "layer"]
 
 
 class Fixed(Freezer):
@@ -38,12 +42,13 @@ class Fixed(Freezer):
         self._masks = {name: mask.bool() for name, mask in state.items()}
 
 
+@component("freeze", "largest")
 class Largest(Fixed):
     """The weights that are largest in magnitude before training are live; small ones are frozen at the value they have.
 
     Args:
-        share: of all weights that is live.
-        per: "model" ranks all weights together, "layer" each tensor on its own.
+        share: the share of all weights that is live.
+        per: "model" ranks all weights together, "layer" those of each tensor on their own.
 
     >>> info = RunInfo({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
     >>> largest = Largest(share=0.5)
@@ -52,7 +57,7 @@ class Largest(Fixed):
     [[True, False], [False, True]]
     """
 
-    def __init__(self, share: float, per: str = "model") -> None:
+    def __init__(self, share: Rate, per: Per = "model") -> None:
         super().__init__()
         validate.rate(share=share)
         self.share, self.per = share, check_per(per)
@@ -64,7 +69,7 @@ class Largest(Fixed):
         self._masks = largest_of(weights, self.share, self.per)
 
 
-def check_per(per: str) -> str:
+def check_per(per: Per) -> Per:
     """How weights are ranked."""
     if per not in ("model", "layer"):
         raise InvalidValue(f'per must be "model" or "layer", got {per!r}')

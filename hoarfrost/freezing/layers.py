@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
@@ -11,21 +11,31 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Freezer
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
+from hoarfrost.registry import Natural, Patterns, Positive, Share, component
 
 LAST_STEPS = 20  # the paper's default: the layers are frozen for so many steps at the end
 
 
+@component(
+    "freeze",
+    "layers",
+    at_most_one=(("first", "names", "train"), ("step", "fraction", "epoch", "epsilon")),
+    examples=lambda: [(Layers(first=1, step=0), 2 / 3)],
+)
 @dataclass(frozen=True, repr=False)
 class Layers(Freezer):
     """The first layers, or those that are named, are frozen from some step on.
 
     Args:
-        first: how many layers, in the order in which the model uses them; by default the first half (rounded down). A
-            share below 1 is taken of their number, and rounded.
-        names: instead: patterns of parameter or module names (``"stem.*"``, ``"blocks.[01].*"``, ``"conv1"``).
-        train: instead: the patterns of what stays live; everything else is frozen.
-        step, fraction, epoch, epsilon: when it begins: one of them. After so many steps, after that share of the run,
-            at the beginning of that epoch (from 0), or when so much is spent. By default 20 steps before the end.
+        first: how many layers are frozen, in the order in which the model uses them; by default the first half (rounded
+            down). A share below 1 is taken of their number, and rounded.
+        names: instead of ``first``: patterns of parameter or module names (``"stem.*"``, ``"blocks.[01].*"``,
+            ``"conv1"``).
+        train: instead of ``first``: the patterns of what stays live; everything else is frozen.
+        step: the freezing begins after so many steps; by default 20 steps before the end.
+        fraction: instead of ``step``: it begins after that share of the run.
+        epoch: instead of ``step``: it begins with that epoch, counted from 0.
+        epsilon: instead of ``step``: it begins when so much is spent.
 
     >>> info = RunInfo({"a.weight": (2, 2), "b.weight": (2, 2)}, (("a.weight",), ("b.weight",)), 100, 0.1, lambda e: 40)
     >>> dict(Layers().live(79, info)), dict(Layers().live(80, info))
@@ -34,13 +44,13 @@ class Layers(Freezer):
     40
     """
 
-    first: int | float | None = None
-    names: Sequence[str] | None = None
-    train: Sequence[str] | None = None
-    step: int | None = None
-    fraction: float | None = None
-    epoch: int | None = None
-    epsilon: float | None = None
+    first: Positive | None = None
+    names: Patterns | None = None
+    train: Patterns | None = None
+    step: Natural | None = None
+    fraction: Share | None = None
+    epoch: Natural | None = None
+    epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.first, self.names, self.train)) > 1:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.largest import Fixed, check_per, largest_of
+from hoarfrost.freezing.largest import Fixed, Per, check_per, largest_of
 from hoarfrost.info import RunInfo
+from hoarfrost.registry import FilePath, Positive, Rate, Text, Whole, component
+from hoarfrost.untrusted import line, shown_path, size_of
 
 
+@component("freeze", "pruned", one_of=(("public", "reference"),))
 class Pruned(Fixed):
     """Keeps a share of the weights, those that are largest in a reference; the others become zero and stay zero.
 
@@ -26,7 +31,7 @@ class Pruned(Fixed):
         per: "layer" prunes every tensor to the share, "model" all of them together.
         rewind: survivors begin at the model's own initial values; otherwise at the reference's.
         biases: whether parameters of one dimension (biases, scales) are pruned too; by default they stay.
-        private: say False if the reference was trained on the private data without privacy: then nothing is private,
+        private: False if the reference was trained on the private data without privacy: then nothing is private,
             and every place that would show an epsilon says so.
 
     Guarantees:
@@ -45,7 +50,7 @@ class Pruned(Fixed):
         keep: float,
         reference: nn.Module | Mapping[str, Tensor],
         *,
-        per: str = "layer",
+        per: Per = "layer",
         rewind: bool = True,
         biases: bool = False,
         private: bool = True,
@@ -59,6 +64,48 @@ class Pruned(Fixed):
             raise InvalidValue(f"a reference for pruning is a model or a state dict, not {type(reference).__name__}")
         self._learned_from: tuple[object, ...] = ()  # the data sets behind the reference, as far as they are known
         self.reference = {name: value.detach().clone() for name, value in state.items()}
+
+    @classmethod
+    def from_recipe(
+        cls,
+        network: nn.Module,
+        own_data: str | None,
+        load_data: Callable[[str], Dataset[Any]],
+        *,
+        keep: Rate,
+        public: Text | None = None,
+        reference: FilePath | None = None,
+        epochs: Whole = 20,
+        lr: Positive = 0.1,
+        per: Literal["model", "layer"] = "layer",
+        rewind: bool = True,
+        biases: bool = False,
+        private: bool = True,
+    ) -> Pruned:
+        """By a model that is trained on a public data set first, or by weights in a file.
+
+        Args:
+            public: the name of a data set that anyone may see, on which the reference is trained. The recipe's own can
+                be named only with ``private = false``, and then the run is not private, and says so.
+            reference: instead of ``public``: the path of a .safetensors file with the weights of such a model; written
+                as ``data.path`` is.
+            epochs: the number of epochs of the training on ``public``.
+            lr: the learning rate of the training on ``public``.
+        """
+        options: dict[str, Any] = {"per": per, "rewind": rewind, "biases": biases, "private": private}
+        if public is None:
+            assert reference is not None  # the recipe has one or the other
+            return cls(keep, _weights(Path(reference), network), **options)
+        if public == own_data and private:
+            raise InvalidValue(
+                f"freeze.public is the private data set {own_data} itself: what is pruned would tell about it. Name "
+                "public data, or say freeze.private = false, and the run is not private"
+            )
+        examples = load_data(public)
+        try:
+            return prune_from(network, examples, keep=keep, epochs=epochs, lr=lr, **options)
+        except InvalidValue as error:
+            raise InvalidValue(line(f"freeze.public = {public}: {error}")) from error
 
     def __repr__(self) -> str:
         words = f"keep={self.keep}, per={self.per!r}, rewind={self.rewind}, biases={self.biases}"
@@ -103,7 +150,7 @@ def prune_from(
     lr: float = 0.1,
     momentum: float = 0.9,
     batch_size: int = 128,
-    per: str = "layer",
+    per: Per = "layer",
     rewind: bool = True,
     biases: bool = False,
     private: bool = True,
@@ -136,3 +183,19 @@ def prune_from(
     pruned.reference = copied.state_dict()
     pruned._learned_from = (examples,)
     return pruned
+
+
+def _weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """What a file holds of the model's parameters, in their shapes; of anything else in it, nothing is read."""
+    size_of(path, "file with a reference for pruning")
+    try:
+        with safe_open(path, "pt") as file:
+            names, state = set(file.keys()), model.state_dict()
+            fitting = [name for name in state if name in names and _shape(file, name) == state[name].shape]
+            return {name: file.get_tensor(name) for name in fitting}
+    except (OSError, SafetensorError) as error:
+        raise InvalidValue(line(f"cannot read freeze.reference {shown_path(path)}: {error}")) from error
+
+
+def _shape(file: Any, name: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(name).get_shape())

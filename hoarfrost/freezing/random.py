@@ -18,26 +18,36 @@ from hoarfrost.freezing.base import Freezer
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Channels, Live, Mask
 from hoarfrost.noise.keystream import MAX_BYTES, Keystream
+from hoarfrost.registry import Natural, Rate, Share, Whole, component
 
 Granularity = Literal["element", "channel", "tensor"]
 
 
+@component(
+    "freeze",
+    "random",
+    # The same ones in every step, or neighbouring batches could not be compared.
+    examples=lambda: [
+        (Random(rate=0.5, redraw="never"), 0.4),
+        (Random(rate=0.5, redraw="never", granularity="channel"), 2 / 3),
+    ],
+)
 @dataclass(frozen=True)
 class Random(Freezer):
     """A random share of the coordinates is frozen, drawn anew for every epoch.
 
     Args:
-        rate: r*, the share that is frozen, from 0 to below 1.
-        cooling: e*, the number of epochs in which the share grows from 0 to ``rate``: in epoch e (from 0) it is
-            r*·min(e/(e* − 1), 1). None for the full rate from the beginning.
-        redraw: "epoch", "step", or "never".
-        granularity: "element"; "channel" for whole output rows, of a layer's weight and bias together, which makes a
-            step cheaper; "tensor" for whole parameters.
+        rate: the share that is frozen (r*), from 0 to below 1.
+        cooling: the number of epochs (e*) in which the share grows from 0 to ``rate``: in epoch e (from 0) it is
+            r*·min(e/(e* − 1), 1). By default the full rate from the beginning.
+        redraw: when the set is drawn anew: for every "epoch", for every "step", or "never".
+        granularity: what is frozen: single elements ("element"); "channel" for whole output rows, of a layer's weight
+            and bias together, which makes a step cheaper; "tensor" for whole parameters.
         velocity: "stands": what is frozen does not move by one bit. "flows": its gradient is zero, but momentum (and
             weight decay) go on moving it, as in the paper.
         posterior: clip first and freeze afterwards, for comparison: the norm then counts what is frozen.
-        seed: public. The set is a function of seed, epoch and the model's parameters, in their order: anyone can
-            compute it, and it is never stored.
+        seed: a public number. The set is a function of seed, epoch and the model's parameters, in their order: anyone
+            can compute it, and it is never stored.
 
     Guarantees:
         Exactly round(d·(1 − r)) of the model's d elements (or of its channels, or of its tensors) are live. The choice
@@ -51,13 +61,13 @@ class Random(Freezer):
     [0.0, 0.3, 0.6, 0.9, 0.9, 0.9]
     """
 
-    rate: float
-    cooling: int | None = None
+    rate: Share
+    cooling: Whole | None = None
     redraw: Literal["epoch", "step", "never"] = "epoch"
     granularity: Granularity = "element"
     velocity: Literal["stands", "flows"] = "stands"
     posterior: bool = False
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         validate.not_negative(rate=self.rate)
@@ -113,14 +123,19 @@ class Random(Freezer):
         return dict(_masks(self.granularity, info, units, chosen))
 
 
+@component("freeze", "random_tensors", examples=lambda: [(RandomTensors(share=2 / 3), 2 / 3)])
 class RandomTensors(Random):
     """A random share of the model's tensors is live, the same ones for the whole run.
+
+    Args:
+        share: the share of the tensors that is live.
+        seed: a public number; which tensors are live follows from it.
 
     >>> RandomTensors(share=0.25).rate
     0.75
     """
 
-    def __init__(self, share: float, seed: int = 0) -> None:
+    def __init__(self, share: Rate, seed: Natural = 0) -> None:
         validate.rate(share=share)
         super().__init__(rate=1 - share, granularity="tensor", redraw="never", seed=seed)
 

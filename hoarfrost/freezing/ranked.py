@@ -14,8 +14,10 @@ from hoarfrost.freezing.base import Freezer
 from hoarfrost.freezing.random import Random, live_of, smallest
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live
+from hoarfrost.registry import Share, Whole, component
 
 
+@component("freeze", "ranked")
 class Ranked(Freezer):
     """As `Random`, but the coordinates whose summed noisy gradients of the last epoch are smallest are frozen.
 
@@ -24,7 +26,9 @@ class Ranked(Freezer):
     paid for, so ranking them costs nothing more.
 
     Args:
-        rate, cooling: as for `Random`.
+        rate: the share that is frozen (r*), from 0 to below 1.
+        cooling: the number of epochs (e*) in which the share grows from 0 to ``rate``; by default the full rate from
+            the beginning.
 
     >>> info = RunInfo({"weight": torch.Size([2, 2])}, (("weight",),), 100, 0.1, int)
     >>> ranked = Ranked(rate=0.5)
@@ -35,7 +39,7 @@ class Ranked(Freezer):
 
     observes = True
 
-    def __init__(self, rate: float, cooling: int | None = None) -> None:
+    def __init__(self, rate: Share, cooling: Whole | None = None) -> None:
         self.schedule = Random(rate=rate, cooling=cooling)
         self.start({})
 

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hoarfrost.registry import component
+
 
 class _Attention(nn.Module):
     """Self-attention with separate projections: [B, T, width] -> [B, T, width]."""
@@ -61,6 +63,7 @@ class Encoder(nn.Module):
         feedforward: int,
     ) -> None:
         super().__init__()
+        self.vocabulary = vocabulary
         self.token_embedding = nn.Embedding(vocabulary, width)
         self.position_embedding = nn.Embedding(length, width)
         self.norm = nn.LayerNorm(width)
@@ -78,6 +81,7 @@ class Encoder(nn.Module):
         return logits
 
 
+@component("model", "encoder")
 def encoder(classes: int = 2) -> Encoder:
     """Six layers of width 384 with 12 heads, for texts of at most 512 tokens, with all embeddings trained.
 

@@ -2,7 +2,10 @@
 
 from torch import nn
 
+from hoarfrost.registry import component
 
+
+@component("model", "lenet", takes=(1, 28, 28))
 def lenet(classes: int = 10) -> nn.Sequential:
     """Two 5x5 convolutions and three linear layers with ReLU: images [B, 1, 28, 28] -> logits [B, classes].
 

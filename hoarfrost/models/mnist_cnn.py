@@ -1,8 +1,12 @@
 """The small convolutional network with which private training on MNIST and Fashion-MNIST is compared."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import nn
+
+from hoarfrost.models.tempered import TemperedSigmoid
+from hoarfrost.registry import component
 
 
 def mnist_cnn(classes: int = 10, activation: Callable[[], nn.Module] = nn.Tanh) -> nn.Sequential:
@@ -24,3 +28,16 @@ def mnist_cnn(classes: int = 10, activation: Callable[[], nn.Module] = nn.Tanh) 
         activation(),
         nn.Linear(32, classes),
     )
+
+
+@component("model", "mnist_cnn", takes=(1, 28, 28))
+def named_mnist_cnn(classes: int, activation: Literal["tanh", "tempered_sigmoid"] = "tanh") -> nn.Module:
+    """The network for MNIST of Papernot et al. (2020).
+
+    Args:
+        activation: the activation function. The tempered sigmoid is that of the same paper.
+
+    >>> named_mnist_cnn(10, "tempered_sigmoid")[1]
+    TemperedSigmoid(1.58, 3.0, 0.71)
+    """
+    return mnist_cnn(classes, {"tanh": nn.Tanh, "tempered_sigmoid": TemperedSigmoid}[activation])

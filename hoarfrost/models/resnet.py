@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hoarfrost.registry import component
+
 GROUPS = 32
 
 
@@ -55,6 +57,7 @@ class ResNet(nn.Module):
         return logits
 
 
+@component("model", "resnet18_groupnorm", takes=(3, 32, 32))
 def resnet18_groupnorm(classes: int = 10) -> ResNet:
     """ResNet-18 (He et al., 2016) for 32x32 images, GroupNorm(32). 11,173,962 parameters with 10 classes."""
     return ResNet(classes)

@@ -4,7 +4,10 @@ from itertools import pairwise
 
 from torch import nn
 
+from hoarfrost.registry import component
 
+
+@component("model", "tanh_cnn", takes=(3, 32, 32))
 def tanh_cnn(classes: int = 10) -> nn.Sequential:
     """Three blocks of two 3x3 convolutions, tanh throughout: images [B, 3, 32, 32] -> logits [B, classes].
 

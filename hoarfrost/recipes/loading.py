@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes import messages
-from hoarfrost.recipes.schema import ALTERNATIVES, LONGEST_NAME, Recipe
+from hoarfrost.recipes.schema import LONGEST_NAME, Recipe, Table, alternatives, file_keys, meaning
 from hoarfrost.untrusted import line, shown, shown_path, size_of
 
 BUILT_IN = Path(__file__).parent / "builtin"
@@ -57,34 +58,55 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     for override in overrides:
         _set(given, override)
         _set(said, override)
-    _anchor_path(("data", "path"), given, said, found, root)
-    freezer: tuple[str, ...] = ("freeze",)
-    while _table(given, freezer):
-        _anchor_path((*freezer, "reference"), given, said, found, root)
-        freezer += ("also",)
+    for name in Recipe.model_fields:
+        tables: tuple[str, ...] = (name,)
+        while _table(given, tables):
+            for key in file_keys(name):
+                _anchor_path((*tables, key), given, said, found, root)
+            tables += ("also",)
     try:
         return Recipe.model_validate(given)
     except ValidationError as error:
-        raise InvalidValue(line(f"{found.shown}: {messages.describe(error, Recipe, given)}")) from error
+        raise InvalidValue(line(f"{found.shown}: {messages.describe(error, given)}")) from error
 
 
-def to_toml(recipe: Recipe) -> str:
+def to_toml(recipe: Recipe, *, explained: bool = False) -> str:
     """The recipe with every default filled in, as TOML that `read_recipe` reads back.
+
+    Args:
+        explained: with what every key means, as a comment.
 
     >>> "epsilon = 3.0" in to_toml(read_recipe("digits"))
     True
     """
-    return "\n".join(_lines(recipe.model_dump(exclude_none=True))) + "\n"
+    return "\n".join(_lines(recipe, explained)) + "\n"
 
 
-def _lines(table: dict[str, Any], above: str = "") -> Iterator[str]:
+def _lines(table: Table, explained: bool, above: str = "") -> Iterator[str]:
     """A table's own values first, then the tables in it."""
-    for key, value in table.items():
-        if not isinstance(value, dict):
-            yield f"{key} = {_toml(value)}"
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from ("", f"[{above}{key}]", *_lines(value, f"{above}{key}."))
+    said = [(key, value) for key, value in table if value is not None]
+    values = {key: f"{key} = {as_toml(value)}" for key, value in said if not isinstance(value, Table)}
+    width = max(map(len, values.values()), default=0)
+    for key, text in values.items():
+        yield f"{text:<{width}}  # {_first_sentence(meaning(type(table), key))}" if explained else text
+    for key, value in said:
+        if isinstance(value, Table):
+            yield from ("", f"[{above}{key}]", *_lines(value, explained, f"{above}{key}."))
+
+
+def about(name: str) -> str:
+    """What a built-in recipe is for, from its first comment.
+
+    >>> about("digits")
+    'Handwritten digits, 8x8 pixels, that come with scikit-learn'
+    """
+    lines = (BUILT_IN / f"{name}.toml").read_text("utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r": |\. ", comment, maxsplit=1)[0]
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"\. ", text, maxsplit=1)[0].removesuffix(".").replace("``", "")
 
 
 @dataclass(frozen=True)
@@ -193,9 +215,9 @@ def _set(given: dict[str, Any], override: str) -> None:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             raise InvalidValue(line(f"--set {override}: {name} is a value, not a table"))
-    for alternatives in ALTERNATIVES.get(".".join(name for name in tables if name != "also"), ()):
-        if last in alternatives:
-            for other in alternatives:
+    for group in alternatives(".".join(name for name in tables if name != "also")):
+        if last in group:
+            for other in group:
                 table.pop(other, None)
     table[last] = _value(text.strip())
 
@@ -207,8 +229,9 @@ def _value(text: str) -> Any:
         return text  # a word without quotes
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """A value, as TOML writes it."""
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(as_toml, value))}]"
     # JSON's strings, whole numbers and booleans are TOML's too; Python's floats are written as TOML reads them.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,12 +1,13 @@
 """What is wrong with a recipe, in one line: pydantic's findings, told as advice."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from hoarfrost.recipes.schema import Recipe, Table, table_at
 from hoarfrost.untrusted import line, shown
 
 Location = tuple[int | str, ...]
@@ -15,22 +16,22 @@ TOLD = 3  # problems; a file of nothing but mistakes is not worth more
 LONGEST_WORD = 40
 
 
-def describe(error: ValidationError, schema: type[BaseModel], given: Mapping[str, Any]) -> str:
+def describe(error: ValidationError, given: Mapping[str, Any]) -> str:
     """The first problems in ``given``, by their keys, in one line."""
     problems = error.errors(include_url=False)
-    told = [_sentence(problem, schema, given) for problem in problems[:TOLD]]
+    told = [_sentence(problem, given) for problem in problems[:TOLD]]
     if len(problems) > TOLD:
         told.append(f"and {len(problems) - TOLD} more")
     return "; ".join(told)
 
 
-def _sentence(problem: Any, schema: type[BaseModel], given: Mapping[str, Any]) -> str:
+def _sentence(problem: Any, given: Mapping[str, Any]) -> str:
     path = _path(problem["loc"], given)
     key, context, value = ".".join(path), problem.get("ctx", {}), problem["input"]
     match problem["type"]:
         case "extra_forbidden":
             table, last = ".".join(path[:-1]), path[-1]
-            known = sorted(_keys_at(schema, problem["loc"][:-1]))
+            known = sorted(_keys_at(problem["loc"][:-1], given))
             return f"unknown key {key}{_advice(last, known, f'keys of {table}' if table else 'tables')}"
         case "missing":
             return f"{key} is missing"
@@ -38,6 +39,8 @@ def _sentence(problem: Any, schema: type[BaseModel], given: Mapping[str, Any]) -
             message = str(context["error"])
             if path and message.startswith(path[-1]):
                 return key + message.removeprefix(path[-1])  # it names the key, if not the table
+            if path and message.split(maxsplit=1)[0] in _keys_at(problem["loc"], given):
+                return f"{key}.{message}"
             return f"{key}: {message}" if path else message
         case "union_tag_invalid":
             known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
@@ -72,24 +75,10 @@ def _advice(word: str, known: list[str], these: str) -> str:
     return f"; did you mean {close[0]}?" if close else f"; {these}: {', '.join(known)}"
 
 
-def _keys_at(schema: type[BaseModel], location: Location) -> set[str]:
-    """The keys that the table at a location may have."""
-    schemas = [schema]
+def _keys_at(location: Location, given: Any) -> set[str]:
+    """The keys that the table at a location may have, where it chooses what the given one does."""
+    table: type[Table] | None = Recipe
     for part in location:
-        deeper = [
-            table for each in schemas if part in each.model_fields
-            for table in _tables_in(each.model_fields[str(part)].annotation)
-        ]  # fmt: skip
-        schemas = deeper or [each for each in schemas if part in _tags(each)]
-    return {key for each in schemas for key in each.model_fields}
-
-
-def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _tables_in(inner)
-
-
-def _tags(table: type[BaseModel]) -> set[str]:
-    return {tag for field in table.model_fields.values() for tag in get_args(field.annotation) if isinstance(tag, str)}
+        given = given.get(part) if isinstance(given, Mapping) else None
+        table = None if table is None else table_at(table, str(part), given)
+    return set() if table is None else set(table.model_fields)

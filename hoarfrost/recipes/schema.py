@@ -1,349 +1,298 @@
-"""What a recipe may say. An unknown key, a wrong type or an impossible value is refused before anything runs."""
+"""What a recipe may say. An unknown key, a wrong type or an impossible value is refused before anything runs.
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+The tables that choose a component (``[clip] kind = "local"``) are made from what is registered: `hoarfrost.registry`.
+"""
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
-from hoarfrost.untrusted import shown
+from hoarfrost.registry import (
+    Component,
+    Count,
+    FilePath,
+    Natural,
+    NotNegative,
+    Positive,
+    Probability,
+    Rate,
+    Real,
+    Text,
+    Whole,
+    components,
+)  # fmt: skip
+from hoarfrost.registry.component import EMPTY, Groups, check_groups
+from hoarfrost.registry.docstrings import meanings
+from hoarfrost.registry.types import MOST_ENTRIES, Said, checked, names_a_file, recipe_type, up_to
 
-# Far beyond any training run, and well within what float32, a thread pool or an accountant can work with.
-SMALLEST, LARGEST = 1e-30, 1e30
 MOST_STEPS = 100_000_000
 MOST_EPOCHS = 1_000_000
-MOST_OF_ANYTHING = 1_000_000  # a layer's width, classes, ...
-MOST_LAYERS = 64
 LONGEST_NAME = 50  # a folder is named after it
 
-
-def _each(*checks: Callable[..., None]) -> AfterValidator:
-    """Runs the library's own checks on a value, under the name of its key."""
-
-    def checked(value: Any, info: ValidationInfo) -> Any:
-        for check in checks:
-            check(**{info.field_name or "value": value})
-        return value
-
-    return AfterValidator(checked)
-
-
-def _up_to(most: float) -> Callable[..., None]:
-    def check(**values: Any) -> None:
-        for name, value in values.items():
-            if abs(value) > most:
-                raise InvalidValue(f"{name} must be at most {most:g}, got {shown(value)}")
-
-    return check
-
-
-def _not_tiny(**values: float) -> None:
-    for name, value in values.items():
-        if value < SMALLEST:
-            raise InvalidValue(f"{name} must be at least {SMALLEST:g}, got {value}")
-
-
-Positive = Annotated[float, _each(validate.positive, validate.finite, _not_tiny, _up_to(LARGEST))]
-NotNegative = Annotated[float, _each(validate.not_negative, validate.finite, _up_to(LARGEST))]
-Real = Annotated[float, _each(validate.finite, _up_to(LARGEST))]
-Probability = Annotated[float, _each(validate.probability)]
-Rate = Annotated[float, _each(validate.rate)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Whole = Annotated[int, _each(validate.whole, _up_to(MOST_OF_ANYTHING))]
-# The size comes first where the other check would turn a number of any length into floating point, and overflow.
-Count = Annotated[int, _each(_up_to(MOST_OF_ANYTHING), validate.not_negative)]
-# TOML knows lists only; the numbers in them stay strict.
-Widths = Annotated[tuple[Whole, ...], Field(strict=False, max_length=MOST_LAYERS)]
-Text = Annotated[str, Field(max_length=1000)]
-
-
-Patterns = Annotated[
-    tuple[Annotated[str, Field(max_length=200)], ...], Field(strict=False, min_length=1, max_length=64)
-]
+KEYS = {"model": "name"}  # the key that chooses a component; "kind" in other tables
+DEFAULTS = {"clip": "local"}  # what is chosen where a table does not say
 
 
 class Table(BaseModel):
     """A table of a recipe: its keys and no others, of exactly these types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    _one_of: ClassVar[Groups] = ()  # keys that say one thing in different ways: exactly one of each group is said
 
-    def _either(self, *keys: str) -> None:
-        given = [key for key in keys if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise InvalidValue(f"give either {' or '.join(keys)}, {'not both' if given else 'one of them'}")
+    @model_validator(mode="after")
+    def _says_one_thing_once(self) -> Table:
+        check_groups(self._one_of, (), {key for key, value in self if value is not None})
+        return self
+
+
+class ComponentTable(Table):
+    """A table that chooses a component. Its other keys are the component's arguments."""
+
+    _component: ClassVar[Component]
+
+    @model_validator(mode="after")
+    def _what_the_component_refuses(self) -> ComponentTable:
+        self._component.refuse(_arguments(self))
+        return self
+
+
+def build(wanted: ComponentTable, at: str, **given: Any) -> Any:
+    """The component that a table chooses; ``at`` is the table's place in the recipe, for messages.
+
+    >>> build(table("clip", "local")(norm=0.5), "clip")
+    Local(norm=0.5)
+    """
+    return wanted._component.build(at, _arguments(wanted), **given)
+
+
+def table(name: str, kind: str) -> type[ComponentTable]:
+    """The table ``name`` of a recipe, as it is where it chooses ``kind``.
+
+    >>> table("freeze", "random")(rate=0.9).model_dump(include={"kind", "rate", "cooling"})
+    {'kind': 'random', 'rate': 0.9, 'cooling': None}
+    """
+    return _table(components(name)[kind])
+
+
+@cache
+def _table(of: Component) -> type[ComponentTable]:
+    fields: dict[str, Any] = {KEYS.get(of.table, "kind"): (Literal[of.kind], of.kind)}
+    for argument in of.arguments:
+        fields[argument.name] = (recipe_type(argument.type), ... if argument.default is EMPTY else argument.default)
+    if of.table == "freeze":
+        fields["also"] = (Freeze | None, None)
+    made = create_model(f"{of.table}-{of.kind}", __base__=ComponentTable, __doc__=of.summary, **fields)
+    made._component = of
+    return made
+
+
+def _arguments(wanted: ComponentTable) -> dict[str, Any]:
+    """What is said, or has a default."""
+    names = [argument.name for argument in wanted._component.arguments]
+    return {name: value for name in names if (value := getattr(wanted, name)) is not None}
+
+
+@dataclass(frozen=True)
+class Chooses:
+    """Marks a key of a recipe that is the table of a component. Looks at what is registered when a recipe is checked:
+    a component may have been registered since.
+    """
+
+    table: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.chosen, core_schema.any_schema())
+
+    def chosen(self, given: Any) -> ComponentTable:
+        """The table, checked."""
+        if isinstance(given, ComponentTable) and given._component.table == self.table:
+            return given
+        if not isinstance(given, Mapping):
+            raise PydanticKnownError("dict_type")
+        key, known = KEYS.get(self.table, "kind"), components(self.table)
+        kind = given.get(key, DEFAULTS.get(self.table))
+        if kind is None:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(key)})
+        if not isinstance(kind, str) or kind not in known:
+            tags = ", ".join(map(repr, known))
+            raise PydanticKnownError(
+                "union_tag_invalid", {"discriminator": repr(key), "tag": str(kind), "expected_tags": tags}
+            )
+        return _table(known[kind]).model_validate(given)
+
+
+Model = Annotated[Any, Chooses("model")]
+Optimizer = Annotated[Any, Chooses("optimizer")]
+Schedule = Annotated[Any, Chooses("schedule")]
+Clip = Annotated[Any, Chooses("clip")]
+Freeze = Annotated[Any, Chooses("freeze")]
+
+
+def meaning(of: type[Table], key: str) -> str:
+    """What a key of a table means, as a docstring says it.
+
+    >>> meaning(table("clip", "local"), "kind")
+    'Flat clipping of the whole gradient to length ``norm``: factor min(1, C/‖g‖).'
+    """
+    if not issubclass(of, ComponentTable):
+        return meanings(of.__doc__)[key]
+    if key == "also":
+        return "a second freezer: what either of them freezes is frozen."
+    said = {argument.name: argument.meaning for argument in of._component.arguments}
+    return said.get(key, of._component.summary)
+
+
+def build_what_needs_no_data(recipe: Recipe) -> None:
+    """Lets the components refuse what their constructors check, as far as they are built from the recipe alone.
+
+    >>> from hoarfrost.recipes import read_recipe
+    >>> build_what_needs_no_data(read_recipe("digits", ["freeze.kind=layers", "freeze.first=1.5"]))
+    Traceback (most recent call last):
+        ...
+    hoarfrost.errors.InvalidValue: freeze.first is a number of layers, or a share below 1, got 1.5
+    """
+    for at, chosen in recipe:
+        while isinstance(chosen, ComponentTable):
+            if not chosen._component.given:
+                build(chosen, at)
+            at, chosen = f"{at}.also", getattr(chosen, "also", None)
+
+
+def alternatives(name: str) -> Groups:
+    """Keys of a table that say one thing in different ways, whatever it chooses.
+
+    >>> alternatives("freeze")
+    (('first', 'names', 'train'), ('step', 'fraction', 'epoch', 'epsilon'), ('public', 'reference'))
+    """
+    if (plain := table_at(Recipe, name, None)) is not None:
+        return plain._one_of
+    return tuple(group for each in choices(name) for group in (*each.one_of, *each.at_most_one))
+
+
+def file_keys(name: str) -> tuple[str, ...]:
+    """The keys of a table that are paths of files, whatever it chooses.
+
+    >>> file_keys("data"), file_keys("freeze"), file_keys("loop")
+    (('path',), ('reference',), ())
+    """
+    if (plain := table_at(Recipe, name, None)) is not None:
+        return tuple(key for key, field in plain.model_fields.items() if names_a_file(field.annotation))
+    return tuple(key.name for each in choices(name) for key in each.arguments if names_a_file(key.type))
+
+
+def choices(name: str) -> tuple[Component, ...]:
+    """The components that a table of the recipe can choose; none if it is a plain one."""
+    field = Recipe.model_fields.get(name)
+    marks = () if field is None else _parts((field.annotation, *field.metadata))
+    return tuple(each for mark in marks if isinstance(mark, Chooses) for each in components(mark.table).values())
+
+
+def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
+    """The table that stands under a key; of a component, the one that the given table chooses. None if there is none.
+
+    >>> table_at(Recipe, "privacy", {}), table_at(Recipe, "name", "x")
+    (<class 'hoarfrost.recipes.schema.Privacy'>, None)
+    """
+    field = above.model_fields.get(key)
+    for each in () if field is None else _parts((field.annotation, *field.metadata)):
+        if isinstance(each, type) and issubclass(each, Table):
+            return each
+        if isinstance(each, Chooses) and isinstance(given, Mapping):
+            kind = given.get(KEYS.get(each.table, "kind"), DEFAULTS.get(each.table))
+            known = components(each.table)
+            return _table(known[kind]) if isinstance(kind, str) and kind in known else None
+    return None
+
+
+def _parts(annotations: Iterable[Any]) -> Iterator[Any]:
+    """What types are made of, and what marks them."""
+    for each in annotations:
+        yield each
+        yield from _parts(get_args(each))
 
 
 class Data(Table):
-    """The ``name`` of a data set that Hoarfrost knows, or the ``path`` of a file of one's own.
+    """The data set: one that Hoarfrost knows by name, or a file of one's own.
 
-    The file is a .safetensors or .npz with x_train, y_train, x_test and y_test. Its path is relative to the recipe's
-    own file, and stays below that file's folder (see `read_recipe`).
+    Examples become (x − mean) / std. Both are public constants: what the private examples themselves are like on
+    average would tell about them.
 
-    Examples become (x − ``mean``) / ``std``, with a number of each for every channel, or one for all. They are public
-    constants: what the private examples themselves are like on average would tell about them.
+    Args:
+        name: the name of a data set that Hoarfrost knows.
+        path: instead of ``name``: the path of a .safetensors or .npz file with x_train, y_train, x_test and y_test. It
+            is relative to the recipe's own file, and stays below that file's folder.
+        classes: the number of classes of data from a path; by default one more than the largest label.
+        mean: what is subtracted from an example: a number for every channel, or one for all.
+        std: what the difference is divided by: a number for every channel, or one for all.
     """
 
+    _one_of = (("name", "path"),)
+
     name: Text | None = None
-    path: Text | None = None
+    path: FilePath | None = None
     classes: Whole | None = None
-    mean: Annotated[tuple[Real, ...], Field(strict=False, min_length=1, max_length=MOST_LAYERS)] = (0.0,)
-    std: Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=MOST_LAYERS)] = (1.0,)
+    mean: Annotated[tuple[Real, ...], Field(strict=False, min_length=1, max_length=MOST_ENTRIES)] = (0.0,)
+    std: Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=MOST_ENTRIES)] = (1.0,)
 
     @model_validator(mode="after")
-    def _one_source(self) -> "Data":
-        self._either("name", "path")
+    def _classes_of_a_file(self) -> Data:
         if self.name is not None and self.classes is not None:
             raise InvalidValue("classes is for data from a path; a data set with a name knows its own")
         return self
 
 
 class Augment(Table):
-    """Random shifts by up to ``shift`` pixels and mirroring, of images."""
+    """Random changes to images that leave their class alone.
+
+    Args:
+        shift: the largest shift, in pixels, each way.
+        flip: mirror every image with probability 1/2.
+    """
 
     shift: Count = 0
     flip: bool = False
 
 
-class Mlp(Table):
-    """A multilayer perceptron with ReLU; the data set decides its first and last width."""
-
-    name: Literal["mlp"]
-    hidden: Widths = (64,)
-
-
-class Cnn(Table):
-    """A 3x3 convolution, tanh and 2x2 pooling for each number of channels, then one linear layer."""
-
-    name: Literal["cnn"]
-    channels: Annotated[Widths, Field(min_length=1)] = (16,)
-
-
-class TanhCnn(Table):
-    """The network for CIFAR-10 of Papernot et al. (2020)."""
-
-    name: Literal["tanh_cnn"]
-
-
-class MnistCnn(Table):
-    """The network for MNIST of Papernot et al. (2020)."""
-
-    name: Literal["mnist_cnn"]
-    activation: Literal["tanh", "tempered_sigmoid"] = "tanh"
-
-
-class LeNet(Table):
-    """LeNet, for 28x28 images in one colour."""
-
-    name: Literal["lenet"]
-
-
-class ResNet18(Table):
-    """ResNet-18 with GroupNorm, for 32x32 images."""
-
-    name: Literal["resnet18_groupnorm"]
-
-
-class Encoder(Table):
-    """A transformer encoder of MiniLM's shape, for token ids."""
-
-    name: Literal["encoder"]
-
-
-Model = Annotated[Mlp | Cnn | TanhCnn | MnistCnn | LeNet | ResNet18 | Encoder, Field(discriminator="name")]
-
-
-class Sgd(Table):
-    """Stochastic gradient descent."""
-
-    kind: Literal["sgd"]
-    lr: Positive
-    momentum: NotNegative = 0.0
-    dampening: NotNegative = 0.0
-    nesterov: bool = False
-    weight_decay: NotNegative = 0.0
-
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> "Sgd":
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise InvalidValue("nesterov needs a momentum above 0 and no dampening")
-        return self
-
-
-class Adam(Table):
-    """Adam."""
-
-    kind: Literal["adam"]
-    lr: Positive = 1e-3
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: NotNegative = 0.0
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
-    kind: Literal["adamw"]  # type: ignore[assignment]
-    weight_decay: NotNegative = 0.01
-
-
-class RmsProp(Table):
-    """RMSprop."""
-
-    kind: Literal["rmsprop"]
-    lr: Positive = 1e-2
-    alpha: Probability = 0.99
-    eps: Positive = 1e-8
-    momentum: NotNegative = 0.0
-    weight_decay: NotNegative = 0.0
-
-
-Optimizer = Annotated[Sgd | Adam | AdamW | RmsProp, Field(discriminator="kind")]
-
-
-class Cosine(Table):
-    """The learning rate falls from its full value to ``final`` times it, along half a cosine over the whole run.
-
-    It first rises in a straight line for the share ``warmup`` of the steps.
-    """
-
-    kind: Literal["cosine"]
-    warmup: Share = 0.0
-    final: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class Step(Table):
-    """The learning rate is multiplied by ``factor``, at most 1, after every so many epochs."""
-
-    kind: Literal["step"]
-    every: Positive
-    factor: Rate = 0.1
-
-
-Schedule = Annotated[Cosine | Step, Field(discriminator="kind")]
-
-
-class LocalClip(Table):
-    """Every example's gradient is shortened to ``norm``, if it is longer."""
-
-    kind: Literal["local"] = "local"
-    norm: Positive = 1.0
-
-
-Clip = LocalClip  # one style so far; another joins as `LocalClip | ...` with `discriminator="kind"`
-
-
-class FreezeTable(Table):
-    """``also`` is a second freezer: what either of them freezes rests."""
-
-    also: "Freeze | None" = None
-
-
-class FreezeLayers(FreezeTable):
-    """The first layers (half of them), or those that are named, rest from some step on (`hoarfrost.freeze.Layers`)."""
-
-    kind: Literal["layers"]
-    first: Annotated[float, _each(validate.positive, validate.finite)] | None = None
-    names: Patterns | None = None
-    train: Patterns | None = None
-    step: Annotated[int, _each(validate.count)] | None = None
-    fraction: Share | None = None
-    epoch: Annotated[int, _each(validate.count)] | None = None
-    epsilon: Positive | None = None
-
-
-class FreezeRandom(FreezeTable):
-    """A random share of the coordinates rests (`hoarfrost.freeze.Random`)."""
-
-    kind: Literal["random"]
-    rate: Share
-    cooling: Whole | None = None
-    redraw: Literal["epoch", "step", "never"] = "epoch"
-    granularity: Literal["element", "channel", "tensor"] = "element"
-    velocity: Literal["stands", "flows"] = "stands"
-    posterior: bool = False
-    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
-
-
-class FreezeRanked(FreezeTable):
-    """What the last epoch's noisy gradients show to be small rests (`hoarfrost.freeze.Ranked`)."""
-
-    kind: Literal["ranked"]
-    rate: Share
-    cooling: Whole | None = None
-
-
-class FreezeLargest(FreezeTable):
-    """Weights that are small before training rest (`hoarfrost.freeze.Largest`)."""
-
-    kind: Literal["largest"]
-    share: Rate
-    per: Literal["model", "layer"] = "model"
-
-
-class FreezeRandomTensors(FreezeTable):
-    """A random share of the tensors is live for the whole run (`hoarfrost.freeze.RandomTensors`)."""
-
-    kind: Literal["random_tensors"]
-    share: Rate
-    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] = 0
-
-
-class FreezePruned(FreezeTable):
-    """Weights that a model trained on ``public`` data holds to be small are zero (`hoarfrost.freeze.prune_from`).
-
-    ``public`` is the name of a data set that anyone may see. The recipe's own can be named only with ``private =
-    false``, and then the run is not private, and says so. Instead, ``reference`` is the path of a .safetensors file
-    with the weights of such a model, as ``data.path`` is written.
-    """
-
-    kind: Literal["pruned"]
-    keep: Rate
-    public: Text | None = None
-    reference: Text | None = None
-    epochs: Whole = 20
-    lr: Positive = 0.1
-    per: Literal["model", "layer"] = "layer"
-    rewind: bool = True
-    biases: bool = False
-    private: bool = True
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "FreezePruned":
-        self._either("public", "reference")
-        return self
-
-
-Freeze = Annotated[
-    FreezeLayers | FreezeRandom | FreezeRanked | FreezeLargest | FreezeRandomTensors | FreezePruned,
-    Field(discriminator="kind"),
-]
-for _table in (FreezeLayers, FreezeRandom, FreezeRanked, FreezeLargest, FreezeRandomTensors, FreezePruned):
-    _table.model_rebuild()
-
-
 class Privacy(Table):
     """The budget, and all that decides what it buys.
 
-    ``epsilon`` calibrates the noise, or ``noise_multiplier`` states it (0 is allowed, and is not private).
-    ``batch_size`` is the expected batch, ``sample_rate`` each example's chance to be in it. ``seed`` makes a run
-    repeatable, noise included, so that nothing of it may be released.
+    Args:
+        delta: δ of the guarantee; choose it below one over the number of examples.
+        epsilon: ε that the whole run may spend; the noise is calibrated for it.
+        noise_multiplier: instead of ``epsilon``: the noise relative to the sensitivity. 0 is allowed, and is not
+            private.
+        batch_size: the expected number of examples in a step.
+        sample_rate: instead of ``batch_size``: the probability with which each example takes part in a step.
+        epochs: the length of the run in epochs.
+        steps: instead of ``epochs``: the length of the run in steps.
+        accountant: how ε is computed: "pld" is nearly exact, "rdp" is Rényi accounting.
+        seed: makes a run repeatable, noise included, so that nothing of it may be released.
     """
+
+    _one_of = (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps"))
 
     delta: Probability
     epsilon: Positive | None = None
     noise_multiplier: NotNegative | None = None
     batch_size: Positive | None = None
     sample_rate: Rate | None = None
-    epochs: Annotated[float, _each(validate.positive, validate.finite, _up_to(MOST_EPOCHS))] | None = None
-    steps: Annotated[int, _each(validate.whole, _up_to(MOST_STEPS))] | None = None
+    epochs: (
+        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Said("number above 0")] | None
+    ) = None
+    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Said("whole number, 1 or above")] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
-    seed: Annotated[int, _each(_up_to(10**18), validate.not_negative)] | None = None
+    seed: Natural | None = None
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> "Privacy":
-        for pair in ALTERNATIVES["privacy"]:
-            self._either(*pair)
+    def _lengths_make_sense(self) -> Privacy:
         if self.batch_size is not None and self.batch_size < 1:
             raise InvalidValue(f"batch_size must be 1 or above, got {self.batch_size}; sample_rate can say less")
         if self.epochs is not None and self.sample_rate is not None and self.epochs > MOST_STEPS * self.sample_rate:
@@ -353,20 +302,27 @@ class Privacy(Table):
         return self
 
 
+_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Said("whole number from 1 to 1000")]
+
+
 class Loop(Table):
     """What changes neither the guarantee nor the budget.
 
-    ``max_physical_batch`` bounds the memory; ``views`` averages so many augmented views of an example before it is
-    clipped; the test set is evaluated after every ``evaluate_every`` epochs; ``threads`` is for the processor's cores.
-    ``channels_last`` lays images out pixel by pixel, which is faster for some networks and slower for others.
-    A checkpoint is written after every ``checkpoint_every`` steps, and the last ``checkpoints_kept`` of them stay; the
-    ledger reserves ``reserve_ahead`` steps at a time, which is what a kill can lose.
+    Args:
+        max_physical_batch: the most examples that are worked on at once, which bounds the memory.
+        views: the number of augmented views of an example that are averaged before it is clipped.
+        evaluate_every: the number of epochs after which the test set is evaluated.
+        threads: the number of processor cores to use; by default torch decides.
+        channels_last: lay images out pixel by pixel, which is faster for some networks and slower for others.
+        checkpoint_every: the number of steps after which a checkpoint is written.
+        checkpoints_kept: the number of checkpoints that are kept, the last ones.
+        reserve_ahead: the number of steps that the ledger reserves at a time, which is what a kill can lose.
     """
 
     max_physical_batch: Whole | None = None
-    views: Annotated[int, _each(validate.whole, _up_to(1000))] = 1
+    views: _UpToThousand = 1
     evaluate_every: Whole = 1
-    threads: Annotated[int, _each(validate.whole, _up_to(1000))] | None = None
+    threads: _UpToThousand | None = None
     channels_last: bool = False
     checkpoint_every: Whole = 50
     checkpoints_kept: Whole = 2
@@ -376,6 +332,18 @@ class Loop(Table):
 class Recipe(Table):
     """One training run.
 
+    Args:
+        name: the name of the run; by default that of the recipe's file. The run folder is named after it.
+        data: what is trained on.
+        augment: random changes to the training images; none without this table.
+        model: what is trained.
+        optimizer: how the weights move.
+        schedule: how the learning rate changes; not at all without this table.
+        clip: how the examples' gradients are clipped.
+        freeze: which coordinates do not move, and when; all move without this table.
+        privacy: the budget.
+        loop: what changes neither the guarantee nor the budget.
+
     >>> Recipe.model_validate({
     ...     "data": {"name": "digits"}, "model": {"name": "mlp"}, "optimizer": {"kind": "sgd", "lr": 1.0},
     ...     "privacy": {"epsilon": 3.0, "delta": 1e-4, "batch_size": 250, "epochs": 20},
@@ -383,30 +351,22 @@ class Recipe(Table):
     1.0
     """
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME)] = "run"
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME), Said("text")] = "run"
     data: Data
     augment: Augment | None = None
     model: Model
     optimizer: Optimizer
     schedule: Schedule | None = None
-    clip: Clip = LocalClip()
+    clip: Clip = Field(default_factory=lambda: table("clip", DEFAULTS["clip"])())
     freeze: Freeze | None = None
     privacy: Privacy
     loop: Loop = Loop()
 
     @model_validator(mode="after")
-    def _views_differ(self) -> "Recipe":
+    def _views_differ(self) -> Recipe:
         if self.loop.views > 1 and self.augment is None:
             raise InvalidValue(
                 f"loop.views = {self.loop.views} without [augment] would repeat the very same example: say how views "
                 "differ, such as augment.shift = 1"
             )
         return self
-
-
-# Keys that say one thing in different ways: setting one of them replaces the others.
-ALTERNATIVES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "data": (("name", "path"),),
-    "freeze": (("public", "reference"), ("first", "names", "train"), ("step", "fraction", "epoch", "epsilon")),
-    "privacy": (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps")),
-}

@@ -15,13 +15,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
-from hoarfrost.clipping import Clipper, Local
 from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
 from hoarfrost.private import assemble, planned_releases, trained_parameters
-from hoarfrost.recipes import freezers, networks, optimizers, sources
-from hoarfrost.recipes.schema import LocalClip, Recipe
+from hoarfrost.recipes import freezers, networks, optimizers, schedules, schema, sources
+from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.progress import Overview
@@ -87,7 +86,7 @@ class Prepared:
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, clipping norm {recipe.clip.norm:g}{self._resumed()}"
+                f"{private.noise_multiplier:.4g}, {_clipping(recipe.clip)}{self._resumed()}"
             ),
             steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
@@ -127,8 +126,15 @@ class Parts:
     digest: bytes  # of the training data; private
 
     @classmethod
-    def build(cls, recipe: Recipe, device: torch.device, *, splits: data.Splits | None = None) -> Parts:
-        """Loads the data, unless they are given, and builds model, optimizer and freezer."""
+    def build(
+        cls,
+        recipe: Recipe,
+        device: torch.device,
+        *,
+        splits: data.Splits | None = None,
+        freezer: Freezer | None = None,
+    ) -> Parts:
+        """Loads the data and builds the freezer, unless they are given; builds model and optimizer."""
         splits = splits or sources.load(recipe.data)
         model = networks.build(recipe.model, splits).to(device)
         if recipe.loop.channels_last:
@@ -140,7 +146,7 @@ class Parts:
             model=model,
             optimizer=optimizers.build(recipe.optimizer, model.parameters()),
             examples=_examples(recipe, splits),
-            freezer=freezers.build(recipe.freeze, model, recipe.data),
+            freezer=freezer or freezers.build(recipe.freeze, model, recipe.data),
             digest=fingerprint.digest(splits.train),
         )
 
@@ -175,7 +181,7 @@ class Parts:
             self.optimizer,
             self.examples,
             plan,
-            clip=_clipper(recipe.clip),
+            clip=schema.build(recipe.clip, "clip"),
             freeze=self.freezer,
             max_physical_batch=recipe.loop.max_physical_batch,
             views=recipe.loop.views,
@@ -188,12 +194,23 @@ class Parts:
             splits=self.splits,
             digest=self.digest,
             private=private,
-            scheduler=optimizers.schedule(
+            scheduler=schedules.build(
                 recipe.schedule, private.optimizer, steps=plan.steps, sample_rate=plan.sample_rate
             ),
             device=self.device,
             warnings=() if advice is None else (advice,),
         )
+
+
+def prepare(recipe: Recipe, device: torch.device, *, freezer: Freezer | None = None) -> Prepared:
+    """The run that the recipe asks for."""
+    parts = Parts.build(recipe, device, freezer=freezer)
+    return parts.prepare(parts.solve())
+
+
+def _clipping(wanted: schema.ComponentTable) -> str:
+    norm = getattr(wanted, "norm", None)
+    return f"clipping {schema.build(wanted, 'clip')}" if norm is None else f"clipping norm {norm:g}"
 
 
 def device_for(wanted: str | torch.device | None) -> torch.device:
@@ -228,7 +245,3 @@ def _examples(recipe: Recipe, splits: data.Splits) -> Any:
     if recipe.augment is None:
         return splits.train
     return data.Augmented(splits.train, shift=recipe.augment.shift, flip=recipe.augment.flip)
-
-
-def _clipper(wanted: LocalClip) -> Clipper:
-    return Local(wanted.norm)

@@ -19,7 +19,7 @@ from hoarfrost.train import formatting
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.interruption import Interruption
 from hoarfrost.train.loop import Average, done, train
-from hoarfrost.train.prepare import Parts, Prepared, device_for, surroundings
+from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.progress import Progress
 from hoarfrost.train.records import Records, Status, checkpoints
 from hoarfrost.train.resuming import attach, find, recipe_of, resumed
@@ -99,8 +99,7 @@ def run(
         recipe = read_recipe(recipe)
     folder = RunFolder.named(recipe.name) if out is None else RunFolder(Path(out).expanduser())
     with surroundings(recipe):
-        parts = Parts.build(recipe, device_for(device))
-        prepared = parts.prepare(parts.solve())
+        prepared = prepare(recipe, device_for(device))
         if ledger is not None:
             attach(prepared, ledger if isinstance(ledger, Ledger) else Ledger(ledger))
         records = Records(prepared, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hoarfrost import audit
-from hoarfrost.audit.battery import FREEZING, configurations
+from hoarfrost.audit.battery import configurations, freezing
 from hoarfrost.clipping import Local
 from tests.audit.faults import FAULTS, FURTHER, SIGMA_OF_EPSILON_4, Fault, noise_times
 
@@ -14,7 +14,7 @@ REPETITIONS = 20
 
 def step_alarms(fault: Fault, patch: pytest.MonkeyPatch, **sizes: int) -> tuple[str, ...]:
     clip = fault.seed(patch) or Local(1.0)
-    freeze = FREEZING["one tensor frozen" if fault.one_tensor_frozen else "nothing frozen"]
+    freeze = freezing()["one tensor frozen" if fault.one_tensor_frozen else "nothing frozen"]
     return audit.step(noise_multiplier=fault.noise_multiplier, clip=clip, freeze=freeze, **sizes).alarms
 
 

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hoarfrost import audit
-from hoarfrost.audit.battery import CLIPPING, FREEZING
+from hoarfrost.audit.battery import clipping, freezing
 from hoarfrost.audit.canaries import Freezing
 from hoarfrost.clipping import Clipper, Clipping, Local
 from hoarfrost.errors import InvalidValue
 from tests.audit.faults import nothing_clipped
 
 
-@pytest.mark.parametrize("freeze", FREEZING.values(), ids=FREEZING)
-@pytest.mark.parametrize("clip", CLIPPING.values(), ids=CLIPPING)
+@pytest.mark.parametrize("freeze", freezing().values(), ids=freezing())
+@pytest.mark.parametrize("clip", clipping().values(), ids=clipping())
 def test_every_clipping_style_keeps_to_its_sensitivity(clip: Clipper, freeze: Freezing) -> None:
     result = audit.sensitivity(clip=clip, freeze=freeze, rounds=1)
     assert result.passed, result

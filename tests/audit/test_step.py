@@ -153,5 +153,5 @@ def test_canaries_follow_the_live_coordinates() -> None:
 @pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
 def test_coordinates_that_are_drawn_anew_in_every_step_raise_no_alarm(optimizer: str) -> None:
     freeze = ByFreezer(Random(rate=0.5, redraw="step"), share=0.4)
-    make = battery.OPTIMIZERS[optimizer]
+    make = battery.optimizers()[optimizer]
     assert audit.step(noise_multiplier=1.0, freeze=freeze, optimizer=make, canaries=64, rounds=20).passed

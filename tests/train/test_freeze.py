@@ -15,7 +15,7 @@ from hoarfrost.freezing import Layers, Random
 from hoarfrost.freezing.base import Both
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train.loop import Average
-from hoarfrost.train.prepare import Parts, Prepared
+from hoarfrost.train.prepare import Prepared, prepare
 from tests.support.kills import run_until_killed
 from tests.support.recipes import tiny
 
@@ -31,8 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def prepared(wanted: Any) -> Prepared:
-    parts = Parts.build(wanted, torch.device("cpu"))
-    return parts.prepare(parts.solve())
+    return prepare(wanted, torch.device("cpu"))
 
 
 def recipe(kind: str, **changes: Any) -> Any:

@@ -7,8 +7,9 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost.data import Splits, digits
 from hoarfrost.errors import InvalidValue
-from hoarfrost.recipes import networks, optimizers
-from hoarfrost.recipes import schema as recipe
+from hoarfrost.recipes import networks, optimizers, schedules
+from hoarfrost.recipes.schedules import Cosine
+from hoarfrost.recipes.schema import table
 from tests.support.recipes import tiny
 
 
@@ -73,8 +74,8 @@ def test_the_recipe_s_keys_are_the_optimizer_s_arguments(wanted: dict[str, objec
 
 
 def test_warming_up_ends_at_the_full_learning_rate() -> None:
-    cosine = recipe.Cosine(kind="cosine", warmup=0.4, final=0.1)
-    factors = [optimizers.factor(cosine, step, 10, 0.1) for step in range(11)]
+    cosine = Cosine(warmup=0.4, final=0.1)
+    factors = [cosine.multiplier(step, 10, 0.1) for step in range(11)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[-1] == pytest.approx(0.1)
     assert factors[4:] == sorted(factors[4:], reverse=True)
@@ -82,9 +83,7 @@ def test_warming_up_ends_at_the_full_learning_rate() -> None:
 
 def test_the_learning_rate_follows_the_schedule_of_the_wrapped_optimizer() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler = optimizers.schedule(
-        recipe.Step(kind="step", every=1, factor=0.5), optimizer, steps=6, sample_rate=1 / 3
-    )
+    scheduler = schedules.build(table("schedule", "step")(every=1, factor=0.5), optimizer, steps=6, sample_rate=1 / 3)
     assert scheduler is not None
     rates = []
     for _ in range(6):
@@ -95,5 +94,5 @@ def test_the_learning_rate_follows_the_schedule_of_the_wrapped_optimizer() -> No
 
 
 def test_the_digits_recipe_s_network_is_small() -> None:
-    network = networks.build(recipe.Cnn(name="cnn", channels=(16,)), digits())
+    network = networks.build(table("model", "cnn")(channels=(16,)), digits())
     assert sum(p.numel() for p in network.parameters()) == 2730

@@ -1,0 +1,110 @@
+"""Every table and key of a recipe, with type, default and meaning: docs/recipes.md is what this module prints.
+
+python -m hoarfrost.recipes.reference > docs/recipes.md
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from hoarfrost.recipes.loading import about, as_toml, recipes
+from hoarfrost.recipes.schema import DEFAULTS, KEYS, Recipe, Table, choices, meaning, table, table_at
+from hoarfrost.registry import components
+from hoarfrost.registry.component import Groups
+from hoarfrost.registry.docstrings import meanings, summary
+from hoarfrost.registry.types import described
+
+INTRODUCTION = """\
+# Recipes
+
+<!-- Made by `python -m hoarfrost.recipes.reference > docs/recipes.md`: change the docstrings, not this page. -->
+
+A recipe is a TOML file that says everything about one training run. `hoarfrost train RECIPE` runs it,
+`hoarfrost recipe show RECIPE` prints it with every default, `hoarfrost recipe check RECIPE` says whether it is valid.
+An unknown key, a wrong type or an impossible value is refused before anything runs. Every number is finite.
+"""
+
+
+def reference() -> str:
+    """The whole page.
+
+    >>> print(reference().splitlines()[0])
+    # Recipes
+    """
+    return "\n".join(_page())
+
+
+def _page() -> Iterator[str]:
+    yield INTRODUCTION
+    yield from ("| built in | |", "|---|---|", *(f"| `{name}` | {about(name)} |" for name in recipes()), "")
+    yield from _rows(_keys(Recipe, ["name"]))
+    for name in Recipe.model_fields:
+        plain, kinds = table_at(Recipe, name, None), choices(name)
+        if plain is None and not kinds:
+            continue
+        needed = "" if Recipe.model_fields[name].is_required() else " (may be left out)"
+        yield from (f"## `[{name}]`{needed}", "")
+        if plain is not None:
+            yield from _plain(name, plain)
+            continue
+        yield f"{_sentence(meanings(Recipe.__doc__)[name])} `{KEYS.get(name, 'kind')}` is one of these:\n"
+        for each in kinds:
+            default = " (the default)" if DEFAULTS.get(name) == each.kind else ""
+            yield from (f'### `{KEYS.get(name, "kind")} = "{each.kind}"`{default}', "", _code(each.summary), "")
+            made = table(name, each.kind)
+            yield from _rows(_keys(made, [argument.name for argument in each.arguments]))
+            yield from _groups(each.one_of, each.at_most_one)
+        if name == "freeze":
+            yield "`[freeze.also]` is " + meaning(made, "also") + " It has the same keys.\n"
+
+
+def _plain(name: str, of: type[Table]) -> Iterator[str]:
+    yield from (_code(paragraph) + "\n" for paragraph in _prose(of))
+    yield from _rows(_keys(of, of.model_fields))
+    yield from _groups(of._one_of, ())
+    if name == "data":
+        rows = (f"| `{each.kind}` | {_code(each.summary)} |" for each in components("data").values())
+        yield from ("| name | |", "|---|---|", *rows, "")
+
+
+def _keys(of: type[Table], names: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
+    for name in names:
+        field = of.model_fields[name]
+        kind = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        default = "required" if field.is_required() else "" if field.default is None else f"`{as_toml(field.default)}`"
+        yield f"`{name}`", described(kind), default, _code(_sentence(meaning(of, name)))
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    texts = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows]
+    if texts:
+        yield from ("| key | type | default | meaning |", "|---|---|---|---|", *texts, "")
+
+
+def _groups(one_of: Groups, at_most_one: Groups) -> Iterator[str]:
+    for how, groups in (("Exactly", one_of), ("At most", at_most_one)):
+        for group in groups:
+            yield f"{how} one of {', '.join(f'`{key}`' for key in group)} is given.\n"
+
+
+def _prose(of: type[Table]) -> Iterator[str]:
+    """A docstring's paragraphs before its arguments."""
+    for paragraph in inspect.cleandoc(of.__doc__ or "").split("\n\n"):
+        if paragraph.startswith("Args:"):
+            return
+        yield summary(paragraph)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _code(text: str) -> str:
+    """In Markdown, code stands between single quotes of that kind."""
+    return text.replace("``", "`")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

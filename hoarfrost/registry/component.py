@@ -1,0 +1,144 @@
+"""A component as a recipe knows it: its kind, and its arguments with their types, defaults and meanings."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from hoarfrost.errors import InvalidValue
+from hoarfrost.registry.docstrings import meanings
+from hoarfrost.registry.types import recipe_type
+
+Groups = tuple[tuple[str, ...], ...]
+EMPTY = inspect.Parameter.empty
+
+# Arguments of these names are no keys of a recipe: they are handed over when the component is built.
+GIVEN: dict[str, tuple[str, ...]] = {
+    "model": ("shape", "classes"),  # of an example, and how many classes there are
+    "optimizer": ("params",),  # the model's parameters
+    "freeze": ("network", "own_data", "load_data"),  # the model, the private data set's name, and what loads others
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A key of a recipe: an argument of a component."""
+
+    name: str
+    type: Any
+    default: Any  # EMPTY if a recipe must say it
+    meaning: str
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """A clipping style, a freezer, an optimizer, ... that a recipe can name."""
+
+    table: str
+    kind: str
+    where: str  # module:name
+    summary: str
+    arguments: tuple[Argument, ...]
+    given: tuple[str, ...]  # those of GIVEN that it takes
+    one_of: Groups = ()  # of each group exactly one is said
+    at_most_one: Groups = ()
+    takes: tuple[int, ...] | None = None  # the shape of an example, if a model takes no other
+    target: Callable[..., Any] | None = None  # None if it was read from its source
+    check: Callable[..., None] | None = None
+    examples: Callable[[], Iterable[Any]] | None = None
+
+    def build(self, at: str, keys: Mapping[str, Any], **given: Any) -> Any:
+        """The component itself. What it refuses is told under its place in the recipe, ``at``."""
+        target = self.target
+        if target is None:
+            module, _, name = self.where.partition(":")
+            target = getattr(import_module(module), name)
+        make = getattr(target, "from_recipe", target)
+        try:
+            return make(**{name: given[name] for name in self.given}, **keys)
+        except InvalidValue as error:
+            raise InvalidValue(self.placed(at, str(error))) from error
+
+    def refuse(self, keys: Mapping[str, Any]) -> None:
+        """The checks that need nothing but the keys, as far as they can be made without importing anything."""
+        check_groups(self.one_of, self.at_most_one, keys)
+        if self.check is not None:
+            self.check(**keys)
+        if self.target is not None and not self.given:
+            getattr(self.target, "from_recipe", self.target)(**keys)
+
+    def placed(self, at: str, message: str) -> str:
+        """A message under its key, unless it names the table itself.
+
+        >>> local = Component("clip", "local", "", "", (Argument("norm", float, 1.0, "length"),), ())
+        >>> local.placed("clip", "norm must be above 0"), local.placed("clip", "give one")
+        ('clip.norm must be above 0', 'clip: give one')
+        """
+        if message.split(maxsplit=1)[0] in {argument.name for argument in self.arguments}:
+            return f"{at}.{message}"
+        return message if f"{self.table}." in message or f"the {self.table} " in message else f"{at}: {message}"
+
+
+def check_groups(one_of: Groups, at_most_one: Groups, said: Container[str]) -> None:
+    """Of keys that say one thing in different ways, one is said.
+
+    >>> check_groups((("epochs", "steps"),), (), {"epochs"})
+    >>> check_groups((), (("step", "epoch"),), {"step", "epoch"})
+    Traceback (most recent call last):
+        ...
+    hoarfrost.errors.InvalidValue: give one of step= and epoch=
+    """
+    for group in one_of:
+        given = [key for key in group if key in said]
+        if len(given) != 1:
+            raise InvalidValue(f"give either {' or '.join(group)}, {'not both' if given else 'one of them'}")
+    for group in at_most_one:
+        if sum(key in said for key in group) > 1:
+            *others, last = (f"{key}=" for key in group)
+            raise InvalidValue(f"give one of {', '.join(others)} and {last}")
+
+
+def arguments_of(target: Callable[..., Any], table: str) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
+    """The keys that a class or a function has in a recipe, and what it is given beside them."""
+    make = getattr(target, "from_recipe", target)
+    said = {**meanings(target.__doc__), **meanings(make.__doc__)}
+    found = []
+    for parameter in inspect.signature(make).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InvalidValue(f"{target.__qualname__}: a recipe cannot write {parameter}; name the arguments")
+        found.append((parameter.name, lambda name=parameter.name: _annotation(make, name), parameter.default))
+    return checked_arguments(target.__qualname__, table, found, said)
+
+
+def checked_arguments(
+    what: str, table: str, found: Iterable[tuple[str, Callable[[], Any], Any]], said: Mapping[str, str]
+) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
+    """Arguments with their annotations (which those that are given need not have) and defaults, as keys of a recipe."""
+    keys, given = [], []
+    for name, annotation, default in found:
+        if name in GIVEN.get(table, ()):
+            given.append(name)
+            continue
+        try:
+            kind = annotation()
+            if kind is EMPTY:
+                raise InvalidValue("it has no type; annotate it")
+            recipe_type(kind)
+        except (InvalidValue, NameError) as error:
+            raise InvalidValue(f"{what}: the argument {name} cannot be a recipe's key: {error}") from error
+        keys.append(Argument(name, kind, default, said.get(name, "")))
+    return tuple(keys), tuple(given)
+
+
+def _annotation(make: Callable[..., Any], name: str) -> Any:
+    """An argument's type. An annotation that is text is read as in the module that it was written in."""
+    annotation = inspect.signature(make).parameters[name].annotation
+    if not isinstance(annotation, str):
+        return annotation
+    owners = make.__mro__ if isinstance(make, type) else (make,)  # a dataclass has fields from its bases, too
+    return eval(annotation, {}, ChainMap(*(vars(sys.modules[each.__module__]) for each in owners)))

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from hoarfrost.cli import app
 from hoarfrost.recipes import read_recipe, recipes
 from hoarfrost.recipes.reference import reference
-from tests.hostile.recipes import changed
+from tests.support.recipes import changed
 
 
 def said(*arguments: str) -> str:

@@ -7,18 +7,7 @@ from pathlib import Path
 
 from tests.hostile import payload
 from tests.hostile.good import save_npz
-
-GOOD = {
-    "data": 'name = "digits"',
-    "model": 'name = "mlp"\nhidden = [8]',
-    "optimizer": 'kind = "sgd"\nlr = 0.5',
-    "privacy": 'noise_multiplier = 1.0\ndelta = 1e-4\nbatch_size = 2\nsteps = 1\naccountant = "rdp"',
-}
-
-
-def changed(top: str = "", **tables: str) -> str:
-    """A recipe that is as it should be, but for these tables."""
-    return "\n".join([top, *(f"[{table}]\n{entries}" for table, entries in (GOOD | tables).items())]) + "\n"
+from tests.support.recipes import GOOD, changed
 
 
 def _text(text: str) -> Callable[[Path], None]:

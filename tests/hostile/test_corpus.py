@@ -17,8 +17,8 @@ from hoarfrost.untrusted import LINE
 from tests.hostile import payload
 from tests.hostile.corpus import CORPUS, as_data, as_recipe
 from tests.hostile.good import save_npz
-from tests.hostile.recipes import changed
 from tests.hostile.watch import watched
+from tests.support.recipes import changed
 
 SECOND = 1.0
 HANGS = 20  # seconds: a machine that is busy with other things still gets there

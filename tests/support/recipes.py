@@ -31,3 +31,17 @@ def tiny(**changes: Any) -> Recipe:
             for table, entries in given.items()
         }
     )
+
+
+# Tables of a recipe file, as text.
+GOOD = {
+    "data": 'name = "digits"',
+    "model": 'name = "mlp"\nhidden = [8]',
+    "optimizer": 'kind = "sgd"\nlr = 0.5',
+    "privacy": 'noise_multiplier = 1.0\ndelta = 1e-4\nbatch_size = 2\nsteps = 1\naccountant = "rdp"',
+}
+
+
+def changed(top: str = "", **tables: str) -> str:
+    """A recipe that is as it should be, but for these tables."""
+    return "\n".join([top, *(f"[{table}]\n{entries}" for table, entries in (GOOD | tables).items())]) + "\n"

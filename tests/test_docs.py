@@ -6,6 +6,7 @@ import pkgutil
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,18 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from benchmarks.readme import documents
+from hoarfrost.errors import LedgerDamaged
 from hoarfrost.train import read_recipe
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
 
 
-def block(document: str, language: str) -> str:
-    """The first block of code in that language."""
-    found = re.search(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+def block(document: str, language: str, containing: str = "") -> str:
+    """The first block of code in that language that contains those words."""
+    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    return next(found for found in blocks if containing in found)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -52,6 +54,47 @@ def test_the_loop_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert private.steps_taken == 90  # 60 epochs of 1.5 steps
     assert 2.9 < private.epsilon() <= 3
     assert str(private.statement()) in capsys.readouterr().out
+
+
+def test_the_freezer_in_the_docs_freezes_every_second_epoch() -> None:
+    given: dict[str, Any] = {"hoarfrost": hoarfrost}
+    exec(block("docs/freezing.md", "python", "class"), given)
+    info = hoarfrost.freeze.RunInfo({"stem.weight": torch.Size([2]), "head.weight": torch.Size([2])}, sample_rate=0.5)
+    live = [given["EverySecondEpoch"]().live(step, info) for step in range(4)]
+    assert [masks["stem.weight"] for masks in live] == [True, True, False, False]
+    assert all(masks["head.weight"] for masks in live)
+
+
+def test_the_check_in_the_docs_detects_a_ledger_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("data.ledger")
+    hoarfrost.budget.Ledger.create(path, epsilon=None, delta=1e-5)
+    model = nn.Linear(4, 3)
+    private = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(torch.randn(10, 4)), batch_size=5, steps=2,
+        noise_multiplier=1.0, delta=1e-5, ledger=path,
+    )  # fmt: skip
+    for (x,) in private.loader:
+        model(x).sum().backward()
+        private.optimizer.step()
+    private.save("run.safetensors")
+    check = block("docs/checkpoints.md", "python", "check(")
+    exec(check, {})
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerDamaged, match="does not contain the record"):
+        exec(check, {})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        file, _, heading = target.partition("#")
+        if "://" in target:
+            continue
+        where = document.parent / file if file else document
+        assert where.exists(), target
+        headings = re.findall(r"^#+ (.*)$", where.read_text(), re.MULTILINE) if heading else []
+        assert not heading or heading in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class Checkpoint:
                 raise ValueError("it is not a checkpoint of Hoarfrost")
             if header["format"] != FORMAT:
                 raise ValueError(f"it has format {header['format']!r}, and this version of Hoarfrost reads {FORMAT}")
-            books = header["ledger"]
-            if books is not None and not all(isinstance(books[name], str) for name in ("path", "run", "head")):
+            ledger = header["ledger"]
+            if ledger is not None and not all(isinstance(ledger[name], str) for name in ("path", "run", "head")):
                 raise ValueError("what it says of its ledger cannot be")
             return cls(
                 path=path,
@@ -91,6 +91,7 @@ class Checkpoint:
         if (scheduler is None) != (self._scheduler is None):
             have, lack = ("a scheduler", "none") if scheduler is None else ("no scheduler", "one")
             raise InvalidValue(f"the checkpoint {self.path} was saved with {have}, and is restored with {lack}")
+        self._check_ledger(private)
         optimizer, clipper = private.optimizer, private.optimizer.engine.clipper
         try:
             with safe_open(self.path, "pt") as file:
@@ -113,6 +114,16 @@ class Checkpoint:
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
             reason = line(f"the checkpoint {shown_path(self.path)} does not fit this run: {_reason(error)}")
             raise InvalidValue(reason) from error
+
+    def _check_ledger(self, private: Private) -> None:
+        """Refuses a ledger that was cut since: what was charged to it after the checkpoint would be forgotten."""
+        if self.ledger is None or private.allowance is None:
+            return
+        ledger = private.allowance.ledger
+        ledger.refresh()
+        knows_it = any(ledger.with_id(id) is not None for id in self.account.counters)
+        if knows_it or ledger.path.resolve() == Path(self.ledger["path"]):
+            ledger.check(self.ledger["head"])
 
 
 def save(

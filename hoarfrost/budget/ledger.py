@@ -94,7 +94,7 @@ class Ledger:
         seeded: bool = False,
         note: str = "",
     ) -> Ledger:
-        """Makes a ledger with a budget; an ``epsilon`` of None keeps the books without a limit.
+        """Makes a ledger with a budget; an ``epsilon`` of None records without a limit.
 
         Args:
             accountant: how releases are composed. "filter" is for a budget whose users look at results before they ask

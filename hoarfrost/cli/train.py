@@ -68,13 +68,13 @@ def train(
 
     from hoarfrost import train as training
 
-    books = None if ledger is None else opened(ledger, key)
+    shared = None if ledger is None else opened(ledger, key)
     progress = training.progress_for(quiet)
     if resume is None:
-        result = training.run(wanted, out=out, device=device, progress=progress, ledger=books)
+        result = training.run(wanted, out=out, device=device, progress=progress, ledger=shared)
     else:
         result = training.resume(
-            resume, overrides=overrides, accept=accept or (), device=device, progress=progress, ledger=books
+            resume, overrides=overrides, accept=accept or (), device=device, progress=progress, ledger=shared
         )
     if not quiet:
         print(f"\n{result.summary()}", flush=True)

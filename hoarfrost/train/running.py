@@ -140,10 +140,10 @@ def resume(
     folder, saved = find(Path(source).expanduser())
     with folder.locked():
         recipe = recipe_of(folder, overrides)
-        books = _ledger_of(folder, saved, ledger)
+        opened = _ledger_of(folder, saved, ledger)
         accepted = {*accept, *(override.partition("=")[0].strip() for override in overrides)}
         with surroundings(recipe):
-            run = resumed(recipe, device_for(device), folder, saved, accept=accepted, ledger=books)
+            run = resumed(recipe, device_for(device), folder, saved, accept=accepted, ledger=opened)
             if done(run.private):
                 raise BudgetSpent(
                     f"nothing is left of this run's budget: {run.private.charged} of {run.steps} steps are charged, "

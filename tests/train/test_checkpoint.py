@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 import hoarfrost
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.checkpoint import Checkpoint, save
-from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
+from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue, LedgerDamaged
 from tests.support.small_runs import OPTIMIZERS, STEPS, equal_weights, new_run, train_until, weights
 
 SCHEDULERS: dict[str, Callable[[Any], LRScheduler]] = {
@@ -412,3 +412,21 @@ def test_another_freezer_begins_where_the_checkpoint_is(path: Path) -> None:
         train_until(ranked, 7)
         shares = ranked.optimizer.controller.live_shares
         assert 0 < shares <= 7
+
+
+def test_a_ledger_that_was_cut_since_the_checkpoint_is_refused(path: Path, tmp_path: Path) -> None:
+    """What was charged to it after the cut would be forgotten, and the run would go on as if it were not spent."""
+    where = tmp_path / "ledger.jsonl"
+    Ledger.create(where, epsilon=8.0, delta=1e-5, accountant="rdp")
+    private = new_run(ledger=where, run="mine")
+    train_until(private, 2)
+    early = where.read_bytes()
+    train_until(private, 5)
+    save(path, private)
+    train_until(private, 8)
+    later = new_run(ledger=where, run="mine")
+    Checkpoint.read(path).restore(later)
+    assert later.charged == 8
+    where.write_bytes(early)
+    with pytest.raises(LedgerDamaged, match="does not contain the record"):
+        Checkpoint.read(path).restore(new_run(ledger=where, run="mine"))

@@ -198,9 +198,9 @@ class Run:
         names = [name for name, _ in self.model.named_parameters()]
         return Known(self.private.steps_taken, names, self.private.expected_batch, list(self.seen))
 
-    def expected(self, rows: Tensor) -> tuple[oracle.Rule, oracle.Clipped]:
-        """What the oracle makes of a logical batch at the weights as they are."""
-        rule = self.style.rule(self.known())
+    def expected(self, rows: Tensor, rule: oracle.Rule | None = None) -> tuple[oracle.Rule, oracle.Clipped]:
+        """What the oracle makes of some rows at the weights as they are, by the style's rule unless by another."""
+        rule = rule or self.style.rule(self.known())
         plain = copy.deepcopy(self.model)  # a copy computes plain gradients
         for p in plain.parameters():
             p.requires_grad_()

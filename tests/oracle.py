@@ -5,7 +5,9 @@ One example at a time, plain autograd on a plain model, no cleverness.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
 from typing import Any
@@ -43,14 +45,94 @@ def norm(gradient: dict[str, Tensor]) -> float:
     return sum(float(g.double().square().sum()) for g in gradient.values()) ** 0.5
 
 
+@dataclass(frozen=True)
+class Count:
+    """A number for every example, from its block norms, that is summed over the batch."""
+
+    of: Callable[[list[float]], float]
+    bound: float
+    noise_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one batch is clipped, in plain numbers: what a `Clipping` must amount to.
+
+    Args:
+        blocks: names of the parameters that are clipped together.
+        bounds: how far one example may move each block's sum.
+        factors: from one example's block norms to its factors.
+        noise_weights: how noisy each block is in relation to the others; equally, if none are given.
+        counts: the statistics, by name.
+    """
+
+    blocks: list[list[str]]
+    bounds: list[float]
+    factors: Callable[[list[float]], list[float]]
+    noise_weights: list[float] = field(default_factory=list)
+    counts: dict[str, Count] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> list[float]:
+        return self.noise_weights or [1.0] * len(self.blocks)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What a batch comes to: sums by parameter, sums of counts, and each example's block norms and factors."""
+
+    sums: dict[str, Tensor]
+    counts: dict[str, float]
+    norms: list[list[float]]
+    factors: list[list[float]]
+
+
+def clip(per_example: list[dict[str, Tensor]], rule: Rule) -> Clipped:
+    """Every example by itself: norms of its blocks, a factor for each of them, and then the sum.
+
+    An example with a norm that is no finite number contributes nothing to any block.
+    """
+    sums = {name: torch.zeros_like(g) for name, g in per_example[0].items()}
+    counts = dict.fromkeys(rule.counts, 0.0)
+    every_norm, every_factor = [], []
+    for gradient in per_example:
+        norms = [norm({name: gradient[name] for name in block if name in gradient}) for block in rule.blocks]
+        finite = all(map(math.isfinite, norms))
+        factors = rule.factors(norms) if finite else [0.0] * len(norms)
+        for factor, length, bound, block in zip(factors, norms, rule.bounds, rule.blocks, strict=True):
+            assert not finite or 0 <= factor * length <= bound * (1 + 1e-9), "the oracle itself leaves the bound"
+            for name in block:
+                if factor and name in gradient:
+                    sums[name] += factor * gradient[name]
+        for name, count in rule.counts.items():
+            found = count.of(norms)
+            counts[name] += 0.0 if math.isnan(found) else max(-count.bound, min(count.bound, found))
+        every_norm.append(norms)
+        every_factor.append(factors)
+    return Clipped(sums, counts, every_norm, every_factor)
+
+
+def stds(rule: Rule, noise_multiplier: float) -> tuple[list[float], dict[str, float]]:
+    """Deviations of the noise on each block and each count.
+
+    They are in proportion to the noise weights; and the whole release, every part of it divided by its deviation, moves
+    by at most 1 / noise multiplier when an example comes or goes.
+    """
+    bounds = [*rule.bounds, *(count.bound for count in rule.counts.values())]
+    weights = [*rule.weights, *(count.noise_weight for count in rule.counts.values())]
+    moves = sum((bound / weight) ** 2 for bound, weight in zip(bounds, weights, strict=True)) ** 0.5
+    found = [noise_multiplier * moves * weight for weight in weights]
+    return found[: len(rule.blocks)], dict(zip(rule.counts, found[len(rule.blocks) :], strict=True))
+
+
+def flat(names: Iterable[str], clip_norm: float) -> Rule:
+    """min(1, C/‖g‖) on the whole gradient."""
+    return Rule([list(names)], [clip_norm], lambda norms: [min(1.0, clip_norm / max(norms[0], 1e-30))])
+
+
 def clipped_sum(per_example: list[dict[str, Tensor]], clip_norm: float) -> dict[str, Tensor]:
     """Σ_b min(1, C/‖g_b‖) · g_b."""
-    total = {name: torch.zeros_like(g) for name, g in per_example[0].items()}
-    for gradient in per_example:
-        factor = min(1.0, clip_norm / max(norm(gradient), 1e-30))
-        for name, g in gradient.items():
-            total[name] += factor * g
-    return total
+    return clip(per_example, flat(per_example[0], clip_norm)).sums
 
 
 def masked(per_example: list[dict[str, Tensor]], masks: dict[str, Tensor]) -> list[dict[str, Tensor]]:

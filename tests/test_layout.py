@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# Tables that are known by their place: a new layer or a new fault is a new row.
-TABLES = {"tests.oracle", "tests.gradients.settings", "tests.audit.faults"}
+# Tables that are known by their place: a new layer, clipping style or fault is a new row.
+TABLES = {"tests.oracle", "tests.gradients.settings", "tests.clipping.settings", "tests.audit.faults"}
 
 
 def module_name(file: Path) -> str:

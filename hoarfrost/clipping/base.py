@@ -18,6 +18,9 @@ from hoarfrost.info import RunInfo
 # Clipped gradients are multiplied and added up in float32, whose rounding would overshoot a bound by parts in ten
 # million. Clipping therefore aims this much below it. The one place for it: styles need not think about rounding.
 MARGIN = 1e-5
+# Squares of numbers around 1e-20 vanish in float32, so that a norm below this may be far too small: a factor above 1
+# would carry such a gradient beyond the bound. Factors are limited as if no norm were smaller.
+SHORTEST = 1e-10
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Block:
 
     def __post_init__(self) -> None:
         _check(self.name, self.bound, self.noise_weight)
+        object.__setattr__(self, "parameters", tuple(self.parameters))
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Statistic:
 
     Args:
         name: under which the noisy sum is handed to `Clipper.observe`.
-        values: from the norms, [examples, blocks], to a number for each example, [examples].
+        values: from the norms, [examples, blocks], to a number for each example, [examples], which follows from that
+            example's norms alone.
         bound: the most that one example's number may be in magnitude; what is larger is cut to it.
         noise_weight: as for a `Block`.
     """
@@ -61,9 +66,9 @@ class Statistic:
 
     def total(self, norms: Tensor) -> Tensor:
         """The sum over examples, float64; what is not a number counts as nothing."""
-        values = self.values(norms)
-        if values.shape != norms.shape[:1]:
-            raise InvalidValue(f"statistic {self.name!r} has shape {tuple(values.shape)}, not one number per example")
+        values = _of_shape(
+            norms.shape[:1], self.values(norms.clone()), f"statistic {self.name!r}, one number per example,"
+        )
         values = torch.where(values.isnan(), 0.0, values.double())
         return values.clamp(-self.bound, self.bound).sum()
 
@@ -74,13 +79,15 @@ class Clipping:
 
     Args:
         blocks: every parameter that the optimizer moves is in exactly one of them.
-        rule: from norms, [examples, blocks], to factors of the same shape. A factor may exceed 1.
+        rule: from norms, [examples, blocks], to factors of the same shape. A factor may exceed 1. An example's factors
+            follow from its norms alone.
         statistics: further numbers that the same release contains.
 
     Guarantees:
         Factors are such that factor × norm is at most the block's bound, whatever the rule says: what exceeds it is cut
-        to it, and an example whose norm or factor is not finite gets 0. The blocks, bounds and noise weights that noise
-        is computed from are those that the sum was clipped with, since they are one object.
+        to it, a factor that is not a number is 0, and an example with a norm that is not finite gets 0 in every block.
+        The blocks, bounds and noise weights that noise is computed from are those that the sum was clipped with, since
+        they are one object.
 
     >>> clipping = Clipping.flat(["weight", "bias"], bound=1.0, rule=lambda norms: torch.full_like(norms, 2.0))
     >>> clipping.factors(torch.tensor([[0.25], [4.0]])).round(decimals=3)
@@ -95,6 +102,8 @@ class Clipping:
     statistics: tuple[Statistic, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        object.__setattr__(self, "statistics", tuple(self.statistics))
         names = [name for block in self.blocks for name in block.parameters]
         if not self.blocks or len(set(names)) != len(names):
             raise InvalidValue("a clipping needs one block or more, and each parameter belongs to one of them")
@@ -135,9 +144,11 @@ class Clipping:
     def factors(self, norms: Tensor) -> Tensor:
         """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding."""
         aims = [bound * (1 - MARGIN) for bound in self.bounds]
-        most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms
-        factors = torch.minimum(self.rule(norms), most).clamp_(min=0)
-        return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+        most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms.clamp(min=SHORTEST)
+        # A copy: what a rule writes into its norms must not change what is finite.
+        asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
+        factors = torch.minimum(asked.to(norms.dtype), most).clamp_(min=0)
+        return torch.where(norms.isfinite().all(1, keepdim=True) & factors.isfinite(), factors, 0.0)
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.
@@ -224,3 +235,11 @@ def _check(name: object, bound: float, noise_weight: float) -> None:
         raise InvalidValue(f"a block or statistic has a name, got {name!r}")
     validate.positive(bound=bound, noise_weight=noise_weight)
     validate.finite(bound=bound, noise_weight=noise_weight)
+
+
+def _of_shape(shape: torch.Size, found: object, what: str) -> Tensor:
+    """Refuses another shape. It would be broadcast, and one example's number would become another one's."""
+    if not isinstance(found, Tensor) or found.shape != shape:
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise InvalidValue(f"{what} returned {got}, not a tensor of shape {tuple(shape)}")
+    return found

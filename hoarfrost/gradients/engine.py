@@ -256,7 +256,8 @@ class Engine:
                 "in turn has another number. With batches fetched ahead, run the model once on each batch, whole, and "
                 "in the order in which the loader gives them"
             )
-        self._sum_of(ticket)
+        if not ticket.released:  # or it is no training step, and a backward pass is refused
+            self._sum_of(ticket)
 
     def _sum_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch not in self._sums:

@@ -46,7 +46,7 @@ class Statistic:
 
     Args:
         name: under which the noisy sum is handed to `Clipper.observe`.
-        values: from the norms, [examples, blocks], to a number for each example, [examples].
+        values: from the norms, [examples, blocks], to a number for each example, [examples], from its own norms alone.
         bound: the most that one example's number may be in magnitude; what is larger is cut to it.
         noise_weight: as for a `Block`.
     """
@@ -74,7 +74,8 @@ class Clipping:
 
     Args:
         blocks: every parameter that the optimizer moves is in exactly one of them.
-        rule: from norms, [examples, blocks], to factors of the same shape. A factor may exceed 1.
+        rule: from norms, [examples, blocks], to factors of the same shape, each row from that row of norms alone. A
+            factor may exceed 1.
         statistics: further numbers that the same release contains.
 
     Guarantees:
@@ -170,7 +171,7 @@ class Clipping:
 class Clipper(ABC):
     """A clipping style: says before every logical batch how that batch is clipped.
 
-    One of your own needs `begin` alone, and a ``repr`` that tells one setting from another (a dataclass has one).
+    One of your own needs `begin` alone, and, if it has settings, a ``repr`` that shows them (a dataclass has one).
 
     >>> class Dropping(Clipper):
     ...     '''Keeps gradients up to norm 1 whole, and drops longer ones.'''
@@ -182,6 +183,10 @@ class Clipper(ABC):
         norms only inside of a `Clipping`'s rule and statistics, whose results are bounded. What it decides from these
         costs no privacy beyond the step's.
     """
+
+    def __repr__(self) -> str:
+        """In words; a checkpoint gives its state to a style of the same ones."""
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     def begin(self, step: int, info: RunInfo) -> Clipping:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hoarfrost import audit
-from hoarfrost.audit.canaries import ByFreezer, Freezing
+from hoarfrost.audit.canaries import ByFreezer, Freezing, OneClipping
 from hoarfrost.audit.result import ALPHA
 from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import check_clipping
@@ -173,13 +173,18 @@ def _check_rows(
 
 def _check_observing(found: Findings, clipper: Clipper, own: Clipper, info: RunInfo, first: Clipping) -> None:
     """What it keeps of noisy statistics stays within a run, and leaves it with clippings that can be used."""
-    other, words = clipper.fresh(), repr(clipper)
+    other, words, said = clipper.fresh(), repr(clipper), _values(first)
     for step in range(STEPS):
         clipping = check_clipping(own.begin(step, info), own, info.shapes)
         if clipping.statistics:
             own.observe(step, _made_up(clipping, step, info), info)
     later = check_clipping(own.begin(STEPS, info), own, info.shapes)
     _check_rule(found, later)
+    if not _alike(said, _values(first)):
+        found.add(
+            "the rule or a statistic of a clipping changes when later steps are observed",
+            "Take the numbers that they use in begin(), as local variables, and not from self when they are called",
+        )
     if not all(_same(first, each.begin(0, info)) for each in (other, clipper.fresh())):
         found.add(
             "what one run observes changes the clipping of another one",
@@ -217,11 +222,18 @@ def _same(one: object, other: object) -> bool:
     if not isinstance(one, Clipping) or not isinstance(other, Clipping) or one.blocks != other.blocks:
         return False
     stated = [[(each.name, each.bound, each.noise_weight) for each in c.statistics] for c in (one, other)]
-    if stated[0] != stated[1]:
-        return False
-    norms = _norms(one)
-    values = [[c.rule(norms.clone()), *(each.values(norms.clone()) for each in c.statistics)] for c in (one, other)]
-    return all(torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0)) for a, b in zip(*values, strict=True))
+    return stated[0] == stated[1] and _alike(_values(one), _values(other))
+
+
+def _values(clipping: Clipping) -> list[Tensor]:
+    """What rule and statistics say of `_norms`."""
+    norms = _norms(clipping)
+    functions = [clipping.rule, *(statistic.values for statistic in clipping.statistics)]
+    return [function(norms.clone()).double() for function in functions]
+
+
+def _alike(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    return settings.same_tensors(dict(enumerate(one)), dict(enumerate(other)))
 
 
 # What real steps do.
@@ -400,19 +412,6 @@ def _check_checkpoint(found: Findings, clipper: Clipper, model: nn.Module, input
 # The audits.
 
 
-class _OneClipping(Clipper):
-    """The clipping of one step in every step, so that neighbouring batches can be compared."""
-
-    def __init__(self, clipper: Clipper, step: int) -> None:
-        self._clipper, self._step = clipper, step
-
-    def __repr__(self) -> str:
-        return repr(self._clipper)
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        return self._clipper.begin(self._step, info)
-
-
 def _audits(
     clipper: Clipper, models: Iterable[tuple[nn.Module, Tensor]], quick: bool, on_linear_loss: bool
 ) -> Iterator[str]:
@@ -423,13 +422,13 @@ def _audits(
     if on_linear_loss:
         for freeze in freezing:
             for step in (0,) if quick else (0, STEPS):
-                held = _OneClipping(clipper.fresh(), step)
-                yield from audit.sensitivity(clip=held, freeze=freeze, rounds=1 if quick else 2).alarms
+                one = OneClipping(clipper, step)
+                yield from audit.sensitivity(clip=one, freeze=freeze, rounds=1 if quick else 2).alarms
             yield from audit.step(
                 noise_multiplier=1.0, clip=clipper, freeze=freeze, canaries=canaries, rounds=rounds
             ).alarms
     for model, inputs in models:
-        held, shape = _OneClipping(clipper.fresh(), 0), tuple(inputs.shape[1:])
+        shape = tuple(inputs.shape[1:])
         if inputs.is_floating_point():
-            yield from audit.sensitivity(clip=held, model=model, shape=shape, rounds=1).alarms
-        yield from audit.noise(clip=held, model=model, shape=shape, dtype=inputs.dtype).alarms
+            yield from audit.sensitivity(clip=clipper, model=model, shape=shape, rounds=1).alarms
+        yield from audit.noise(clip=clipper, model=model, shape=shape, dtype=inputs.dtype).alarms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +35,7 @@ def _other(value: bool | int | float | str) -> object:
     return not value if isinstance(value, bool) else value + "." if isinstance(value, str) else value + 1
 
 
-def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_tensors(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> bool:
     """Whether both hold the same numbers; NaN is the same as NaN.
 
     >>> import torch

@@ -151,6 +151,12 @@ class _Check:
                     "Let fresh() return a copy that begins anew, and start() forget what an earlier run left. Draw "
                     "random numbers from a seed that is a setting",
                 )
+            if repr(_freezer(first)) != repr(self.freezer):
+                self.found.add(
+                    f"its repr changes during a run, from {self.freezer!r} to {_freezer(first)!r}",
+                    "Show settings alone: a checkpoint gives its state to a freezer with the same repr, and no other",
+                )
+                return
             later = self.private()
             later.load(path)
             again = [_freezer(later).live(step, info) for step in known]
@@ -161,11 +167,6 @@ class _Check:
                     "load_state()",
                 )
             self.train(later, self.steps)
-        if repr(_freezer(first)) != repr(self.freezer):
-            self.found.add(
-                f"its repr changes during a run, from {self.freezer!r} to {_freezer(first)!r}",
-                "Show settings alone: a checkpoint gives its state to a freezer with the same repr, and to no other",
-            )
 
     def ahead(self, private: Private) -> range:
         """Steps from the next one on for which all that the freezer may want to know is known already."""

@@ -59,8 +59,17 @@ def gradients(
     return found
 
 
-def expected(per_example: Sequence[Mapping[str, Tensor]], masks: Mapping[str, Tensor], clipping: Clipping) -> Expected:
+def expected(
+    per_example: Sequence[Mapping[str, Tensor]],
+    masks: Mapping[str, Tensor],
+    clipping: Clipping,
+    rounded: Tensor | None = None,
+) -> Expected:
     """Norms over live coordinates, block by block; each example's factors from its own norms; then the sum.
+
+    Args:
+        rounded: norms to take factors and statistics from, where they agree with these but for rounding: a rule may
+            jump.
 
     >>> from hoarfrost.clipping import Local
     >>> from hoarfrost.info import RunInfo
@@ -73,17 +82,18 @@ def expected(per_example: Sequence[Mapping[str, Tensor]], masks: Mapping[str, Te
             for g_b in per_example]  # fmt: skip
     sums = {name: torch.zeros_like(g) for name, g in live[0].items()}
     norms, statistics = [], {statistic.name: 0.0 for statistic in clipping.statistics}
-    for gradient in live:
+    for example, gradient in enumerate(live):
         squares = [0.0] * len(clipping.blocks)
         for name, g in gradient.items():
             squares[clipping.block_of[name]] += float(g.double().square().sum())
-        norm = torch.tensor([squares]).sqrt().float()
+        norms.append(torch.tensor([squares], dtype=torch.float64).sqrt().float())
+        agree = rounded is not None and difference(rounded[example], norms[-1][0], max(clipping.bounds)) <= 1
+        norm = rounded[example : example + 1] if rounded is not None and agree else norms[-1]
         factors = clipping.factors(norm)[0].tolist()
         for name, g in gradient.items():
             sums[name] += factors[clipping.block_of[name]] * g
         for statistic in clipping.statistics:
             statistics[statistic.name] += float(statistic.total(norm))
-        norms.append(norm)
     return Expected(torch.cat(norms), sums, statistics)
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
     from hoarfrost import freezing as freeze
+    from hoarfrost import testing as testing
     from hoarfrost.gradients import rules as rules
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
     from hoarfrost.gradients.independence import check_independence as check_independence
@@ -28,6 +29,7 @@ __all__ = [
     "make_private",
     "register_rule",
     "rules",
+    "testing",
 ]
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
@@ -42,6 +44,7 @@ _WHERE = {
     "make_private": "hoarfrost.private",
     "register_rule": "hoarfrost.gradients.rules",
     "rules": "hoarfrost.gradients.rules",
+    "testing": "hoarfrost.testing",
 }
 
 
@@ -54,7 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
     value = globals()[name] = (
-        module if name in ("audit", "budget", "clip", "freeze", "rules") else getattr(module, name)
+        module if name in ("audit", "budget", "clip", "freeze", "rules", "testing") else getattr(module, name)
     )
     return value
 

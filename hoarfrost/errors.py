@@ -27,3 +27,11 @@ class Diverged(HoarfrostError):
 
 class MissingExtra(HoarfrostError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class ContractBroken(HoarfrostError, AssertionError):
+    """A check of `hoarfrost.testing` has found something; the message lists all of it, with how to mend it."""
+
+    def __init__(self, message: str, findings: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings

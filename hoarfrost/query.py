@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,7 +59,7 @@ class Query:
 
         Args:
             compute: from the model and a batch of one example (as the collate function makes it) to ``size`` numbers.
-                It may differentiate the model with `torch.autograd.grad`.
+                It may differentiate the model with `torch.autograd.grad`, with respect to any parameter.
             size: how many numbers; the same for all examples, and not chosen by looking at them.
             bound: an example's numbers are shortened to this Euclidean norm if they are longer. Numbers that are not
                 finite count as zeros.
@@ -73,27 +72,46 @@ class Query:
         self._left -= 1
         device = next(self._model.parameters()).device
         total = torch.zeros(size, dtype=torch.float64, device=device)
-        with self._unchanged(), self._paused():
+        with self._unchanged() as put_back, self._paused():
             for batch in self._loader.one_by_one(self._poisson):
                 total += _clipped(compute(self._model, batch), size, bound).to(total)
+                put_back()  # or one example would have a say in what is computed from the next
         total = total.float()
         self._noise.add_([total], [self.event.noise_multiplier * bound])
         return total
 
     @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Whatever is computed, the model is afterwards as it was: nothing of an example stays in it."""
-        state = copy.deepcopy(self._model.state_dict())
-        gradients = [(p, p.grad) for p in self._model.parameters()]
-        for p, _ in gradients:
+    def _unchanged(self) -> Iterator[Callable[[], None]]:
+        """Whatever is computed, the model is afterwards as it was: nothing of an example stays in it.
+
+        Hands over what puts weights and buffers back already before. Meanwhile every parameter can be differentiated,
+        also one that was frozen in the steps before.
+        """
+        saved = {name: t.detach().clone() for name, t in self._tensors()}
+        before = [(p, p.grad, p.requires_grad) for p in self._model.parameters()]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for name, t in self._tensors():
+                t.copy_(saved[name])
+            for p, _, _ in before:
+                p.grad = None
+
+        for p, _, _ in before:
             p.grad = None
+            p.requires_grad_(p.is_floating_point() or p.is_complex())
         try:
             with torch.enable_grad():
-                yield
+                yield put_back
         finally:
-            self._model.load_state_dict(state)
-            for p, gradient in gradients:
+            put_back()
+            for p, gradient, requires_grad in before:
                 p.grad = gradient
+                p.requires_grad_(requires_grad)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
 
 
 def _clipped(numbers: object, size: int, bound: float) -> Tensor:

@@ -102,6 +102,19 @@ class InOneStep(Freezer):
         return self._live
 
 
+class OneClipping(Clipper):
+    """Another style's clipping of one step, used in every step, so that what several steps release can be compared."""
+
+    def __init__(self, clipper: Clipper, step: int = 0) -> None:
+        self._clipper, self._step = clipper.fresh(), step
+
+    def __repr__(self) -> str:
+        return repr(self._clipper)
+
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        return self._clipper.begin(self._step, info)
+
+
 class Examples(Dataset):
     """Rows of one tensor as a data set. A batch is read at once."""
 

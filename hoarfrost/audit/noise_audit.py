@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
 from hoarfrost.audit import gaussianity
-from hoarfrost.audit.canaries import Freezing, clipping_of
+from hoarfrost.audit.canaries import Freezing, OneClipping, clipping_of
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
@@ -56,6 +56,7 @@ def noise(
 
     Args:
         model, shape: the model, and the shape of one of its inputs. A copy is audited.
+        clip: the clipping style. All batches are clipped as its first one.
         freeze: what is frozen, the same in every step.
 
     Guarantees:
@@ -71,7 +72,7 @@ def noise(
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
         audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
-        noise_multiplier=1.0, delta=0.5, clip=clip, **freeze.options(audited),
+        noise_multiplier=1.0, delta=0.5, clip=OneClipping(clip), **freeze.options(audited),
     )  # fmt: skip
     clipping = clipping_of(clip, audited)
     stds = clipping.stds(noise_multiplier=1.0)[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import validate
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, clipping_of, worst_case_norms
+from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, OneClipping, clipping_of, worst_case_norms
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Plan
@@ -86,7 +86,7 @@ def sensitivity(
     """Adds hostile examples to batches, takes the real step without noise, and measures how far the sum moves.
 
     Args:
-        clip: the clipping style, which states the sensitivity.
+        clip: the clipping style, which states the sensitivity. All batches are clipped as its first one.
         model, shape: a model, and the shape of one of its (floating-point) inputs. By default a loss that is linear in
             its parameters, so that examples with any gradient can be made. A copy is audited, in evaluation mode, since
             dropout would add differences of its own.
@@ -121,7 +121,7 @@ def sensitivity(
         x = torch.randn((WIDTH * TENSORS,) if shape is None else shape, generator=generator)
         _generate(neighbours, clipping, x, frozen, generator)
 
-    sums = _clipped_sums(audited, clip, neighbours, loss or _sum_of_outputs, options, device)
+    sums = _clipped_sums(audited, OneClipping(clip), neighbours, loss or _sum_of_outputs, options, device)
     ratios = [(_ratio(sums[base], sums[more], clipping), pair) for pair, base, more in neighbours.pairs]
     ratio, worst = max(ratios, key=lambda found: found[0])
     alarm = f"{worst}: moves the clipped sum by {ratio:.6g} times the stated sensitivity"

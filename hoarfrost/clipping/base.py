@@ -181,7 +181,7 @@ class Clipping:
 class Clipper(ABC):
     """A clipping style: says before every logical batch how that batch is clipped.
 
-    One of your own needs `begin` alone, and a ``repr`` that tells one setting from another (a dataclass has one).
+    One of your own needs `begin` alone, and, if it has settings, a ``repr`` that shows them (a dataclass has one).
 
     >>> class Dropping(Clipper):
     ...     '''Keeps gradients up to norm 1 whole, and drops longer ones.'''
@@ -193,6 +193,10 @@ class Clipper(ABC):
         norms only inside of a `Clipping`'s rule and statistics, whose results are bounded. What it decides from these
         costs no privacy beyond the step's.
     """
+
+    def __repr__(self) -> str:
+        """In words; a checkpoint gives its state to a style of the same ones."""
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     def begin(self, step: int, info: RunInfo) -> Clipping:

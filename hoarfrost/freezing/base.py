@@ -134,8 +134,8 @@ class Both(Freezer):
     def check(self, info: RunInfo) -> None:
         for part in self.parts:
             part.check(info)
-        # In the last step most is frozen. What is frozen for other reasons then is found in its own step.
-        if info.ordered and info.steps is not None and not self.observes:
+        # In the last step most is frozen. What depends on what is still to be found is refused in its own step.
+        if info.ordered and info.steps is not None and not self.observes and not self.releases(info):
             live = self.live(info.steps - 1, info)
             if not any(resolve_mask(live.get(name, False), torch.empty(shape)) for name, shape in info.shapes.items()):
                 raise InvalidValue(f"{self!r} leaves nothing to train in the last step")

@@ -1,0 +1,94 @@
+"""A freezer's way to the data: each example alone, and the model as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import hoarfrost
+from hoarfrost import budget
+from hoarfrost.freezing import Freezer, Live, RunInfo
+from hoarfrost.query import Query
+
+
+class Counting(nn.Module):
+    """Has a buffer that no checkpoint holds, and that runs change if they shall."""
+
+    counts = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.register_buffer("runs", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.runs += 1
+        return self.last(self.first(x).tanh())
+
+
+def query_of(model: nn.Module, data: TensorDataset, sums: int = 1) -> Query:
+    private: Any = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, sample_rate=1.0, noise_multiplier=1.0, delta=1e-5
+    )
+    event = budget.Gaussian(noise_multiplier=0.0, steps=sums)
+    engine, noise = private.optimizer.engine, private.optimizer.mechanism.noise
+    return Query(event, model, private.loader, noise, engine.paused)
+
+
+def test_no_example_has_a_say_in_what_is_computed_from_the_next() -> None:
+    model, data = Counting(), TensorDataset(torch.randn(5, 3))
+    query = query_of(model, data)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen = []
+
+    def spoil(model: Any, batch: Any) -> Tensor:
+        seen.append([float(model.runs), float(model.first.weight.detach().sum()), model.first.weight.grad is None])
+        model.counts = True
+        model(batch[0]).sum().backward()
+        with torch.no_grad():
+            model.first.weight.mul_(3)
+        return torch.ones(1)
+
+    query.sum(spoil, size=1, bound=1.0)
+    assert len(seen) == 5
+    assert seen == seen[:1] * 5
+    assert float(model.runs) == 0
+    assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+class SecondLook(Freezer):
+    """Freezes the first layer at once, and looks at its gradients before step 2."""
+
+    def releases(self, info: RunInfo) -> tuple[budget.PlannedRelease, ...]:
+        return (budget.PlannedRelease(event=budget.Gaussian(noise_multiplier=1.0), what="a look", step=2),)
+
+    def prepare(self, number: int, query: Query, info: RunInfo) -> None:
+        def norm(model: Any, batch: Any) -> Tensor:
+            return torch.autograd.grad(model(batch[0]).sum(), model.first.weight)[0].norm()[None]
+
+        query.sum(norm, size=1, bound=1.0)
+
+    def live(self, step: int, info: RunInfo) -> Live:
+        return {name: name.startswith("last") for name in info.shapes}
+
+
+def test_what_is_frozen_can_be_differentiated_and_stays_frozen() -> None:
+    model = Counting()
+    private: Any = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(torch.randn(5, 3)), sample_rate=1.0,
+        noise_multiplier=1.0, delta=1e-5, steps=3, freeze=SecondLook(),
+    )  # fmt: skip
+    before = model.first.weight.detach().clone()
+    for _ in range(3):
+        for (x,) in private.loader:
+            private.optimizer.zero_grad()
+            model(x).sum().backward()
+            private.optimizer.step()
+    assert len(private.account.releases) == 1
+    assert not model.first.weight.requires_grad
+    assert torch.equal(model.first.weight, before)

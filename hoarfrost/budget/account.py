@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from hoarfrost import validate
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
+from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import (
     Event,
     Gaussian,
@@ -34,7 +36,7 @@ from hoarfrost.budget.events import (
 from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
 from hoarfrost.budget.statement import Statement
-from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 Counters = Mapping[str, Gaussian]
 
@@ -68,8 +70,8 @@ class Snapshot:
     def from_dict(cls, facts: Mapping[str, Any]) -> Snapshot:
         """What `as_dict` described; anything else raises."""
         validate.count(steps_taken=facts["steps_taken"])
-        if not all(isinstance(id, str | None) for id in facts["made"]):
-            raise ValueError("the ids of planned releases are not what a snapshot holds")
+        if not all(id is None or id in facts["releases"] for id in facts["made"]):
+            raise ValueError("a planned release that was made is not among the releases")
         return cls(
             steps_taken=facts["steps_taken"],
             counters={str(id): gaussian_from_dict(event) for id, event in facts["counters"].items()},
@@ -92,7 +94,8 @@ class Account:
     Guarantees:
         What was released was charged before. Nothing is refunded: whatever is reserved counts as spent, used or not,
         and restoring an older snapshot lowers nothing. If the noise was calibrated for an epsilon, everything charged
-        for these weights that this account knows of stays within it, unless it exceeded it before.
+        for these weights that this account knows of stays within it, unless it exceeded it before. A copy, and the
+        child of a fork, count for themselves: what was reserved, and is in hand, stays with the first.
 
     >>> plan = Plan.solve(size=1000, batch_size=100, steps=20, epsilon=2.0, delta=1e-5)
     >>> account = Account(plan)
@@ -110,13 +113,13 @@ class Account:
         self.steps_taken = 0  # that the weights have behind them
         self.allowance: Allowance | None = None  # what a ledger admitted for the steps
         self.releases: dict[str, Release] = {_new_id(): event for event in plan.unprotected}
-        self.on_change: Callable[[], None] = lambda: None  # called when more is known than before
+        self.on_change: Callable[[], None] = _nothing  # called when more is known than before
         self._counters: dict[str, Gaussian] = {}
         self._counter = _new_id()  # of steps that this object reserves without a ledger
         self._made: list[str | None] = [None] * len(plan.releases)
         self._held: dict[int, Allowance] = {}  # what a ledger holds for planned releases, by their number in the plan
         self._open = 0  # reserved by this process, and neither taken nor known to be lost
-        self._process = os.getpid()
+        self._owner: int | None = os.getpid()  # the process whose counter this is; None for a copy
         self._update()
 
     # What was spent.
@@ -179,9 +182,8 @@ class Account:
 
     def reserve(self) -> None:
         """Before a batch is drawn: charges for its step. With a ledger, it is on the disk when this returns."""
-        self._forget_other_process()
-        left = None if self._most is None else self._most - self._consumed
-        if left is not None and left < 1:
+        self._check_owner()
+        if self._most is not None and self._most <= self._consumed:
             raise BudgetSpent(
                 "no step is left of those that the noise was calibrated for: batches that were drawn and not used, or "
                 "broken off, stay charged"
@@ -189,9 +191,10 @@ class Account:
         if self.allowance is None:
             self._counters[self._counter] = self.plan.event(self.charged + 1)
         else:
-            if left is None and self.steps is not None:
-                left = max(1, self.steps - self._offset - self._consumed)  # lost steps are paid for and taken again
-            self.allowance.reserve(left)
+            self._refuse_older(self.allowance.entry)
+            # Without a target, lost steps are paid for and taken again.
+            wanted = None if self.steps is None else max(1, self.steps - self.next_step)
+            self.allowance.reserve(wanted, most=self._most)
         self._open += 1
 
     def charge(self) -> None:
@@ -201,7 +204,7 @@ class Account:
                 f"all {self.steps} steps that this run was planned for are taken; plan more with steps= or epochs= in "
                 "make_private, which calibrates the noise for them"
             )
-        self._forget_other_process()
+        self._check_owner()
         if self._open == 0:
             raise BudgetSpent("this step was not reserved: every step needs a batch from the private loader")
         self._open -= 1
@@ -227,27 +230,29 @@ class Account:
 
         Guarantees:
             Every call is a release of its own, with an id drawn here, whatever the words. With a ledger it is on the
-            disk before the block begins. It stays charged if the block fails.
+            disk before the block begins. It stays charged if the block fails; to make it again is another release.
         """
-        if number is None:
-            self._refuse_beyond_target(event)
+        self._check_owner()
+        if number is not None and event != self.plan.releases[number].event:
+            raise InvalidValue(f"{event} is not the release that was planned: {self.plan.releases[number]}")
+        self._refuse_beyond_target(event, number)
         held = self._held.pop(number, None) if number is not None else None
         if held is None and self.allowance is not None:
             held = self._admit(self.allowance, event, what, _new_id())
         id = _new_id() if held is None else held.entry.id
         if held is not None:
             held.reserve()
-        self.releases[id] = event
-        if number is not None:
-            self._made[number] = id
-        self._update()
         try:
+            self.releases[id] = event
+            if number is not None:
+                self._made[number] = id
+            self._update()
             yield id
             if held is not None:
                 held.commit(held.entry.event.steps)
         except BaseException:
             if number is not None:
-                self._made[number] = None  # what it found is lost; to look again is another release
+                self._made[number] = None  # what it found is lost
                 self._update()
             raise
         finally:
@@ -269,6 +274,7 @@ class Account:
             What the ledger knows of these weights is added to this account, and what it does not know of releases in
             addition to the steps is charged to it. If that is refused, nothing new is held.
         """
+        self._check_owner()
         allowance, new = self._find(ledger, what, admission)
         before = self.allowance, self.run, dict(self._counters), dict(self.releases)
         try:
@@ -284,10 +290,12 @@ class Account:
 
     def close(self) -> None:
         """Gives back to the ledger what was not reserved."""
+        self._check_owner()
         for allowance in (self.allowance, *self._held.values()):
             if allowance is not None and not allowance.entry.closed:
                 allowance.close()
         self._held = {}
+        self._update()
 
     def snapshot(self) -> Snapshot:
         """What is known now, to be kept with the weights."""
@@ -297,26 +305,29 @@ class Account:
         """Goes on from weights that a snapshot belongs to.
 
         Args:
-            releases_stand: what the planned releases of the snapshot's run found is restored too, so that they need
-                not be made again.
+            releases_stand: what the planned releases of the snapshot's run found is restored too: those that it had
+                made need not be made again, and those that it had not made are still to come.
 
         Guarantees:
             Nothing is refunded: for every counter, the larger of what the snapshot, this account and the ledger know
             counts. If the noise was calibrated for an epsilon, `steps` becomes as many as stay within it. Otherwise
             steps that were lost are taken again and paid for, as far as the ledger's budget allows.
         """
+        self._check_owner()
         validate.count(steps_taken=snapshot.steps_taken)
         if sum(event.steps for event in snapshot.counters.values()) < snapshot.steps_taken:
             raise InvalidValue("these weights have more steps behind them than were paid for")
-        self.steps_taken, self._open = snapshot.steps_taken, 0
         self._learn(snapshot.counters, snapshot.releases)
+        self.steps_taken, self._open = snapshot.steps_taken, 0
         if releases_stand and len(snapshot.made) == len(self._made):
-            self._made = [mine or theirs for mine, theirs in zip(self._made, snapshot.made, strict=True)]
+            self._made = list(snapshot.made)
             for number in [number for number in self._held if self._made[number] is not None]:
                 self._held.pop(number).close()
-        if self.allowance is not None:
-            self._read(self.allowance.ledger)
-        self._update()
+        try:
+            if self.allowance is not None:
+                self._read(self.allowance.ledger)
+        finally:
+            self._update()
         self.replace_lost_steps()
 
     def replace_lost_steps(self) -> None:
@@ -327,16 +338,19 @@ class Account:
         allowance = self.allowance
         if allowance is None or self._target is not None or self.plan.steps is None or allowance.entry.closed:
             return
-        wanted = self.plan.steps - self.steps_taken - allowance.left
+        wanted = self.plan.steps - self.next_step - allowance.left
         possible = allowance.ledger.steps_left(self.plan.sample_rate, self.plan.noise_multiplier) if wanted > 0 else 0
         more = wanted if possible is None else min(wanted, possible)
         if more > 0:
             allowance.extend(more)
         self._update()
 
-    def learn(self, counters: Counters) -> None:
-        """Adds what somebody else knows of the steps charged for these weights."""
-        self._learn(counters, {})
+    def learn(self, known: Snapshot | Counters) -> None:
+        """Adds what somebody else knows of the steps charged for these weights; of a snapshot, its releases too."""
+        if isinstance(known, Snapshot):
+            self._learn(known.counters, known.releases)
+        else:
+            self._learn(known, {})
         self._update()
 
     # The inside.
@@ -344,7 +358,7 @@ class Account:
     @property
     def _in_hand(self) -> int:
         """Charged, and still to be taken."""
-        return 0 if self.allowance is None else self.allowance.entry.reserved - self.allowance.gone
+        return 0 if self.allowance is None else self.allowance.in_hand
 
     @property
     def _consumed(self) -> int:
@@ -356,10 +370,19 @@ class Account:
         """The epsilon to stay within; None if none was asked for, or if something was released without noise."""
         return self.plan.epsilon if len(noisy(self.releases.values())) == len(self.releases) else None
 
-    def _pending(self) -> tuple[Release, ...]:
-        """Planned releases that are still to come."""
-        pairs = zip(self.plan.releases, self._made, strict=True)
-        return tuple(r.event for r, made in pairs if made is None and not isinstance(r.event, Unprotected))
+    def _pending(self, but: int | None = None) -> tuple[Release, ...]:
+        """Planned releases that are still to come, without the one of the number given."""
+        planned = (r.event for n, r in enumerate(self.plan.releases) if self._made[n] is None and n != but)
+        return tuple(event for event in planned if not isinstance(event, Unprotected))
+
+    @property
+    def _as_planned(self) -> bool:
+        """Whether nothing is known of these weights but what the noise was calibrated for."""
+        plan = self.plan
+        made = {id: r.event for id, r in zip(self._made, plan.releases, strict=True) if id is not None}
+        if plan.steps is None or plan.taken or self.releases != made or self.charged_in_all > plan.steps:
+            return False
+        return all(event == plan.event(event.steps) for event in self.counters.values() if event.steps)
 
     def _update(self) -> None:
         """After more became known: how far the run goes."""
@@ -380,20 +403,18 @@ class Account:
         target, plan = self._target, self.plan
         if target is None or plan.steps is None:
             return None
-        others = [event for id, event in self.counters.items() if id != self.id]
-        if set(self.releases) == set(filter(None, self._made)) and all(
-            replace(event, steps=1) == plan.event(1) for event in others
-        ):  # exactly what the noise was calibrated for
-            return max(0, plan.steps - sum(event.steps for event in others))
+        if self._as_planned:
+            return max(0, plan.steps - (self.charged_in_all - self.charged))
         before, wanted = self.before_this_run(), self._consumed + max(0, plan.steps - self.steps_taken)
         if epsilon_of((*before, plan.event(max(self.charged, wanted))), plan.delta, plan.accountant) <= target:
             return wanted
         return min(wanted, plan.steps_within(target, before))
 
-    def _refuse_beyond_target(self, event: Release) -> None:
-        if self._target is None:
+    def _refuse_beyond_target(self, event: Release, number: int | None) -> None:
+        if self._target is None or (number is not None and self._made[number] is None and self._as_planned):
             return
-        cost = epsilon_of((*self.events(), *self._pending(), event), self.plan.delta, self.plan.accountant)
+        others = (*self.events(), *self._pending(but=number))
+        cost = epsilon_of((*others, event), self.plan.delta, self.plan.accountant)
         if cost > self._target:
             raise BudgetSpent(
                 f"{event} would bring this run to epsilon {cost:.4g}, above the {self._target:g} that was planned"
@@ -424,6 +445,8 @@ class Account:
         self._read(allowance.ledger)
         for id, event in self.releases.items():
             self._book(allowance, id, event)
+        while self._held:  # what another ledger, or another run, keeps for them is not needed any more
+            self._held.popitem()[1].close()
         for number, planned in enumerate(self.plan.releases):
             if self._made[number] is None and as_gaussian(planned.event).steps:
                 self._hold(allowance, number)
@@ -435,8 +458,22 @@ class Account:
         known = [entry for entry in map(ledger.with_id, self.counters) if entry is not None]
         owned = [release for entry in known for release in ledger.owned_by(entry.id) if release.reserved]
         self._learn({entry.id: entry.spent for entry in known}, {entry.id: entry.event for entry in owned})
+        for entry in known:
+            self._refuse_older(entry)
+
+    def _refuse_older(self, entry: Entry) -> None:
+        """A ledger that has lost steps of these weights would give them out a second time, under the same id."""
+        if entry.id in self._counters and self._counters[entry.id].steps > entry.reserved:
+            raise LedgerDamaged(
+                f"{self._counters[entry.id].steps} steps of the run {entry.run!r} are known, and its ledger has "
+                f"{entry.reserved}: it was cut, or put back from an older copy"
+            )
 
     def _learn(self, counters: Counters, releases: Mapping[str, Release]) -> None:
+        known = self.counters
+        for id, event in counters.items():
+            if replace(known.get(id, event), steps=0) != replace(event, steps=0):
+                raise InvalidValue(f"two kinds of steps with the same id: {known[id]}, and {event}")
         for id, event in counters.items():
             self._counters[id] = _larger(self._counters.get(id, event), event)
         self.releases = {**releases, **self.releases}
@@ -472,9 +509,20 @@ class Account:
             owner=allowance.entry.id,
         )  # fmt: skip
 
-    def _forget_other_process(self) -> None:
-        if self._process != os.getpid():  # after a fork, what was reserved, and the counter, are the parent's
-            self._open, self._process, self._counter = 0, os.getpid(), _new_id()
+    def _check_owner(self) -> None:
+        """After a fork, and in a copy: the counter, and what was reserved or is held, are the first one's."""
+        if self._owner != os.getpid():
+            self._owner, self._counter, self._open, self._held = os.getpid(), _new_id(), 0, {}
+            self._update()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _owner=None)
+        self._counters, self.releases, self._made = dict(self._counters), dict(self.releases), list(self._made)
+        self.allowance = copy(self.allowance)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _larger(one: Gaussian, other: Gaussian) -> Gaussian:

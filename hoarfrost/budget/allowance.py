@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoarfrost import validate
 from hoarfrost.budget.entry import Entry, now
@@ -20,7 +20,8 @@ class Allowance:
 
     Guarantees:
         `reserve` returns when the reservation is on the disk, and not before. Steps that were reserved ahead and never
-        taken stay spent.
+        taken stay spent. They are in the hand of the object, and of the process, that reserved them: neither a copy nor
+        the child of a fork takes them.
     """
 
     def __init__(self, ledger: Ledger, number: int, ahead: int) -> None:
@@ -40,29 +41,37 @@ class Allowance:
         return self.entry.run
 
     @property
-    def left(self) -> int:
-        """How many steps can still be taken."""
-        return self.entry.held.steps + self._in_hand
+    def in_hand(self) -> int:
+        """How many were reserved here, and are still to be taken."""
+        return self._in_hand if self._owner == os.getpid() else 0
 
     @property
-    def gone(self) -> int:
-        """How many were taken, or lost after they were reserved."""
-        return self.entry.reserved - self._in_hand
+    def left(self) -> int:
+        """How many steps can still be taken."""
+        return self.entry.held.steps + self.in_hand
 
-    def reserve(self, most: int | None = None) -> None:
-        """Before every batch: reserves its step, and steps ahead of it, ``most`` at the most."""
-        if self._owner != os.getpid():
-            self._in_hand, self._owner = 0, os.getpid()  # after a fork, what was reserved is the parent's
-        if self._in_hand == 0:
+    def reserve(self, wanted: int | None = None, *, most: int | None = None) -> None:
+        """Before every batch: reserves its step, and steps ahead of it.
+
+        Args:
+            wanted: no more than so many at once.
+            most: no more than so many for the run in all, by whomever.
+        """
+        if self.in_hand == 0:
+            self._in_hand, self._owner = 0, os.getpid()
             with self.ledger._writing() as writer:
-                steps = min(self.ahead, self.entry.held.steps, self.ahead if most is None else most)
-                if self.entry.closed:
+                entry = self.entry
+                if entry.closed:
                     raise BudgetSpent(f"the run {self.run!r} was closed in the ledger {self.ledger.path}")
-                if steps == 0:
+                if entry.held.steps == 0:
                     raise BudgetSpent(
-                        f"all {self.entry.event.steps} steps that the ledger {self.ledger.path} admitted for "
-                        f"{self.run!r} are reserved"
+                        f"all {entry.event.steps} steps that the ledger {self.ledger.path} admitted for {self.run!r} "
+                        "are reserved"
                     )
+                if most is not None and entry.reserved >= most:
+                    raise BudgetSpent(f"the {most} steps that {self.run!r} may take are reserved, by another process")
+                limits = (self.ahead, entry.held.steps, wanted, None if most is None else most - entry.reserved)
+                steps = min(limit for limit in limits if limit is not None)
                 self._record(writer, "reserve", steps)
             self._in_hand = steps
         self._in_hand -= 1
@@ -85,6 +94,9 @@ class Allowance:
         with self.ledger._writing() as writer:
             if not self.entry.closed:
                 self.ledger._append(writer, {"kind": "close", "for": self.number, "at": now()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _in_hand=0)
 
     def _record(self, writer: Writer, kind: str, steps: int, *, durable: bool = True) -> None:
         self.ledger._append(writer, {"kind": kind, "for": self.number, "steps": steps, "at": now()}, durable=durable)

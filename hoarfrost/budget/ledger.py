@@ -364,7 +364,7 @@ class Ledger:
             return id, owner
         run, words, _ = record["what"].partition(EARLIER_OWNER)
         owned = self.find(run) if words else None
-        return f"{self._journal.hashes[0][:32]}:{record['n']}", None if owned is None else owned.id
+        return self._journal.hashes[record["n"]][:32], None if owned is None else owned.id
 
     def _refuse_seeded(self, seeded: bool) -> None:
         if seeded and not self.seeded:

@@ -15,6 +15,8 @@ from hoarfrost.budget.statement import Statement
 from hoarfrost.epochs import epoch_of, first_step, rate_of
 from hoarfrost.errors import InvalidValue
 
+NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRelease:
@@ -52,6 +54,7 @@ class Plan:
         size: N, the number of examples.
         sample_rate: q, the probability with which each example takes part in a step.
         steps: how many steps the weights shall have in the end; None without a limit.
+        taken: so many of them were taken before the plan was made.
         noise_multiplier: standard deviation of a step's noise over its sensitivity.
         epsilon: what the noise was calibrated for; None if the noise was stated instead.
         releases: in addition to the steps, with the step before which each is made.
@@ -62,6 +65,7 @@ class Plan:
     noise_multiplier: float
     delta: float
     steps: int | None = None
+    taken: int = 0
     epsilon: float | None = None
     accountant: Accountant = "pld"
     releases: tuple[PlannedRelease, ...] = ()
@@ -73,8 +77,14 @@ class Plan:
         validate.finite(noise_multiplier=self.noise_multiplier)
         validate.probability(delta=self.delta)
         check_accountant(self.accountant)
+        validate.count(taken=self.taken)
         if self.steps is not None:
             check_steps(self.steps)
+        if self.epsilon is not None:
+            validate.positive(epsilon=self.epsilon)
+            validate.finite(epsilon=self.epsilon)
+            if self.steps is None:
+                raise InvalidValue(NEEDS_LENGTH)
 
     @classmethod
     def solve(
@@ -120,12 +130,13 @@ class Plan:
         if epochs is not None and steps is not None:
             raise InvalidValue("give either epochs= or steps=, not both")
         if epsilon is not None and epochs is None and steps is None:
-            raise InvalidValue("epsilon= needs to know how long the run is: give epochs= or steps=")
+            raise InvalidValue(NEEDS_LENGTH)
         if epochs is not None:
             validate.positive(epochs=epochs)
             steps = max(1, first_step(epochs, rate))
         if steps is not None:
             check_steps(steps)
+        validate.count(taken=taken)
         planned = tuple(releases)
         if noise_multiplier is None:
             assert epsilon is not None
@@ -135,8 +146,8 @@ class Plan:
                 epsilon, delta, rate, max(1, steps - taken), accountant, after=noisy(others)
             )
         return cls(
-            size=size, sample_rate=rate, noise_multiplier=noise_multiplier, delta=delta, steps=steps, epsilon=epsilon,
-            accountant=accountant, releases=planned,
+            size=size, sample_rate=rate, noise_multiplier=noise_multiplier, delta=delta, steps=steps, taken=taken,
+            epsilon=epsilon, accountant=accountant, releases=planned,
         )  # fmt: skip
 
     @property
@@ -172,8 +183,8 @@ class Plan:
         return steps_for(epsilon, self.delta, self.sample_rate, self.noise_multiplier, self.accountant, after=others)
 
     def statement(self, spent: Event | Iterable[Event] = (), steps: int | None = None) -> Statement:
-        """What everything will have cost in the end: what was spent, ``steps`` more (all by default), the releases."""
-        steps = steps if steps is not None else self.steps or 0
+        """What everything will have cost in the end: what was spent, ``steps`` more (the rest by default), releases."""
+        steps = steps if steps is not None else max(0, (self.steps or 0) - self.taken)
         events = (*gathered(spent), self.event(steps), *(release.event for release in self.releases))
         return Statement.of(events, self.delta, self.accountant)
 

@@ -242,7 +242,7 @@ class Engine:
 
     def open(self, inputs: Sequence[Tensor]) -> int | None:
         """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
-        self._ticket = self.tickets.current(inputs)
+        self._ticket = self.tickets.open(inputs)
         return None if self._ticket is None else self._ticket.chunk.examples * self.views
 
     def begin(self, rows: int) -> None:

@@ -186,10 +186,13 @@ def test_two_poisson_batches_in_one_step_are_refused(move: Callable[[Any], Any])
     for depth in (0, 1, 3):
         private = make(sample_rate=0.3)
         batches = iter(ahead(depth, move)(private.loader))
-        first, second = (F.cross_entropy(private.model(x), y) for x, y in (next(batches), next(batches)))
-        first.backward()
+        for _ in range(2):
+            x, y = next(batches)
+            loss = F.cross_entropy(private.model(x), y)
+            if not private.optimizer.engine._sums[1].sums:
+                loss.backward()
         with pytest.raises(NotPrivate, match="two Poisson batches"):
-            second.backward()
+            loss.backward()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -136,8 +136,8 @@ class Clipping:
         """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding."""
         aims = [bound * (1 - MARGIN) for bound in self.bounds]
         most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms
-        factors = torch.minimum(self.rule(norms), most).clamp_(min=0)
-        return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+        # Of a norm that is infinite nothing may be kept, and what is not a number stays none in the minimum.
+        return torch.minimum(self.rule(norms), most).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.

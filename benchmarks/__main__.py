@@ -95,11 +95,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, help=f"steps timed of each contender (default {ROUNDS})")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go (default %(default)s)")
+    parser.add_argument("--other", type=Path, help="another checkout of this library, timed as hoarfrost-other")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and no memory")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be 1 or above, got {options.rounds}")
+    contenders.OtherHoarfrost.folder = options.other and options.other.resolve()
     options.workload = options.workload or list(WORKLOADS)
     asked = options.contender or list(CONTENDERS)
     options.contender = [name for name in CONTENDERS if name in asked or name == "plain"]

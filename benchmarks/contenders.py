@@ -7,6 +7,9 @@ loop that is the same), so that no gradients occupy memory while another contend
 
 import importlib.util
 import warnings
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +18,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+from benchmarks import versions
 from benchmarks.machine import free_memory
 from benchmarks.workloads import LEARNING_RATE, Workload
 
@@ -67,8 +71,7 @@ class Hoarfrost:
     """This library."""
 
     def __init__(self, workload: Workload) -> None:
-        import hoarfrost
-
+        hoarfrost = self._library()
         model = workload.build()
         self._freeze(model)
         optimizer = SGD((p for p in model.parameters() if p.requires_grad), lr=LEARNING_RATE)
@@ -85,6 +88,9 @@ class Hoarfrost:
             freeze=self._freezer(),
         )
         self.batch: tuple[Tensor, Tensor] | None = None
+
+    def _library(self) -> ModuleType:
+        return import_module("hoarfrost")
 
     def _freeze(self, model: nn.Module) -> None:
         """Leave every layer trainable."""
@@ -103,6 +109,16 @@ class Hoarfrost:
         F.cross_entropy(self.model(inputs), targets).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+class OtherHoarfrost(Hoarfrost):
+    """The library of another checkout (``--other FOLDER``)."""
+
+    folder: Path | None = None
+
+    def _library(self) -> ModuleType:
+        assert self.folder is not None  # or it is unavailable
+        return versions.load(self.folder)
 
 
 class HoarfrostHalfFrozen(Hoarfrost):
@@ -197,6 +213,8 @@ def _quiet() -> None:
 
 def unavailable(name: str, workload: Workload) -> str | None:
     """Why this contender cannot run here, or None if it can."""
+    if name == "hoarfrost-other" and OtherHoarfrost.folder is None:
+        return "name the checkout that holds it with --other FOLDER"
     if name.startswith("opacus") and importlib.util.find_spec("opacus") is None:
         return "Opacus is not installed; run pip install 'hoarfrost[bench]'"
     if name == "opacus-hooks":
@@ -212,6 +230,7 @@ CONTENDERS: dict[str, type[Contender]] = {
     "plain": Plain,
     "plain+noise": PlainWithNoise,
     "hoarfrost": Hoarfrost,
+    "hoarfrost-other": OtherHoarfrost,
     "hoarfrost-frozen": HoarfrostHalfFrozen,
     "hoarfrost-random": HoarfrostRandom,
     "hoarfrost-redrawn": HoarfrostRedrawn,

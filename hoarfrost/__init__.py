@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
     from hoarfrost.gradients.independence import check_independence as check_independence
     from hoarfrost.gradients.rules import register_rule as register_rule
+    from hoarfrost.observers import Observer as Observer
     from hoarfrost.private import make_private as make_private
     from hoarfrost.run import Private as Private
 
     __version__: str
 
 __all__ = [
+    "Observer",
     "Private",
     "audit",
     "budget",
@@ -34,6 +36,7 @@ __all__ = [
 
 # Torch takes seconds to import: it waits until a name is used, so that the command line can show its help at once.
 _WHERE = {
+    "Observer": "hoarfrost.observers",
     "Private": "hoarfrost.run",
     "audit": "hoarfrost.audit",
     "budget": "hoarfrost.budget",

@@ -3,6 +3,9 @@
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 
+MOST_STEPS = 10**9
+"""The most that can be accounted for: the one limit on the length of a run."""
+
 
 def first_step(epoch: float, sample_rate: float) -> int:
     """The step (from 0) that an epoch (from 0) begins with, to the nearest whole number.
@@ -56,3 +59,10 @@ def rate_of(size: int, batch_size: float | None, sample_rate: float | None) -> f
             f"in a step, so choose a batch_size of at most {size}"
         )
     return batch_size / size
+
+
+def check_steps(steps: object) -> None:
+    """Refuses what is not a number of steps, or more than can be accounted for."""
+    validate.whole(steps=steps)
+    if steps > MOST_STEPS:  # type: ignore[operator] # a whole number
+        raise InvalidValue(f"{steps} steps are more than the {MOST_STEPS} that can be accounted for")

@@ -78,9 +78,7 @@ class ByFreezer(Freezing):
         return {"freeze": self.freezer}
 
     def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
-        shapes = {name: p.shape for name, p in model.named_parameters()}
-        info = RunInfo(shapes, tuple((name,) for name in shapes), steps=None, sample_rate=1.0, steps_within=int)
-        live = self.freezer.live(step, info)
+        live = self.freezer.live(step, _info_of(model))
         return {name: as_tensor(live[name], p.shape).to(p.device) for name, p in model.named_parameters()}
 
 
@@ -141,8 +139,13 @@ def _collate(rows: Tensor | list[Tensor]) -> Tensor:
 
 def clipping_of(clip: Clipper, model: nn.Module) -> Clipping:
     """How the style clips the first batch of a run on this model."""
+    return clip.fresh().begin(0, _info_of(model))
+
+
+def _info_of(model: nn.Module) -> RunInfo:
+    """Every parameter counts as a layer of its own."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    return clip.fresh().begin(0, RunInfo(shapes, tuple((name,) for name in shapes)))
+    return RunInfo(shapes, tuple((name,) for name in shapes))
 
 
 def worst_case_norms(clipping: Clipping) -> Tensor:

@@ -58,7 +58,7 @@ class SensitivityAudit(Audit):
     clip: str
     model: str
     freeze: str
-    sensitivity: tuple[float, ...]  # as stated, for each group
+    sensitivity: tuple[float, ...]  # as stated, for each block
     pairs: int  # of neighbouring batches
     ratio: float  # the largest measured sensitivity over the stated one; infinite if a release was not finite
     worst_pair: str  # for which the ratio was the largest
@@ -111,7 +111,7 @@ def sensitivity(
     name = "linear loss" if model is None else type(model).__name__
     audited = _linear_loss() if model is None else copy.deepcopy(model).eval()
     audited.to(device)
-    options = {**freeze.options(audited), "views": views, "max_physical_batch": max_physical_batch}
+    options = freeze.options(audited)
     frozen = None  # which of the inputs are the gradients of frozen coordinates
     if model is None:
         frozen = ~torch.cat([mask.flatten() for mask in freeze.live(audited, 0).values()]).cpu()
@@ -121,7 +121,10 @@ def sensitivity(
         x = torch.randn((WIDTH * TENSORS,) if shape is None else shape, generator=generator)
         _generate(neighbours, clipping, x, frozen, generator)
 
-    sums = _clipped_sums(audited, OneClipping(clip), neighbours, loss or _sum_of_outputs, options, device)
+    sums = _clipped_sums(
+        audited, OneClipping(clip), neighbours, loss or _sum_of_outputs, options, views=views,
+        max_physical_batch=max_physical_batch, device=device,
+    )  # fmt: skip
     ratios = [(_ratio(sums[base], sums[more], clipping), pair) for pair, base, more in neighbours.pairs]
     ratio, worst = max(ratios, key=lambda found: found[0])
     alarm = f"{worst}: moves the clipped sum by {ratio:.6g} times the stated sensitivity"
@@ -186,18 +189,20 @@ def _clipped_sums(
     neighbours: _Neighbours,
     loss: Callable[[Tensor], Tensor],
     options: dict[str, Any],
+    *,
+    views: int,
+    max_physical_batch: int | None,
     device: torch.device | str,
 ) -> dict[Batch, list[Tensor]]:
     """What the real step releases for each batch: [coordinates] for each block of the clipping."""
     batches = list(dict.fromkeys(batch for _, base, more in neighbours.pairs for batch in (base, more)))
     examples = Examples(torch.stack(neighbours.rows).to(device))
-    views, chunk = options.pop("views"), options.pop("max_physical_batch")
     scripted = _Scripted(sample_rate=1.0, size=len(examples), script=iter(batches))
     # The expected batch is far larger than any batch here, so that a division by the actual size would show.
     private = assemble(
         model, NoOpOptimizer(model.parameters()), examples.loader(),
         Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5),
-        loader=PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=chunk),
+        loader=PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
         clip=clip, views=views, **options,
     )  # fmt: skip
     seen = _LastRelease()

@@ -11,11 +11,11 @@ from hoarfrost.budget._search import Search
 from hoarfrost.budget.accountant import Accountant, bound
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.events import LEAST_NOISE, MOST_NOISE, Event, Gaussian, gathered
+from hoarfrost.epochs import MOST_STEPS
 from hoarfrost.errors import BudgetSpent
 from hoarfrost.validate import finite, positive, rate, whole
 
 ROUGH = 1e4  # grid points: a search on so few gives a good place to start the one that counts
-MOST_STEPS = 10**9
 
 
 def noise_multiplier(

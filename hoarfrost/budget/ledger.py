@@ -22,8 +22,8 @@ from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import steps as steps_within
 from hoarfrost.budget.entry import EARLIER_OWNER, Entry, now
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
-from hoarfrost.budget.plan import check_steps
 from hoarfrost.budget.statement import rounded_up
+from hoarfrost.epochs import check_steps
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
 FORMAT = 1

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from hoarfrost import validate
 from hoarfrost.budget.accountant import Accountant, check_accountant
-from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_for
 from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
 from hoarfrost.budget.statement import Statement
-from hoarfrost.epochs import epoch_of, first_step, rate_of
+from hoarfrost.epochs import check_steps, epoch_of, first_step, rate_of
 from hoarfrost.errors import InvalidValue
 
 NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
@@ -187,10 +186,3 @@ class Plan:
         steps = steps if steps is not None else max(0, (self.steps or 0) - self.taken)
         events = (*gathered(spent), self.event(steps), *(release.event for release in self.releases))
         return Statement.of(events, self.delta, self.accountant)
-
-
-def check_steps(steps: object) -> None:
-    """Refuses what is not a number of steps, or more than can be accounted for."""
-    validate.whole(steps=steps)
-    if steps > MOST_STEPS:  # type: ignore[operator] # a whole number
-        raise InvalidValue(f"{steps} steps are more than the {MOST_STEPS} that can be accounted for")

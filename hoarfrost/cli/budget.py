@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hoarfrost.cli.group import command_group
+
 if TYPE_CHECKING:
     from hoarfrost.budget import Plan, Statement
 
-app = typer.Typer(
-    help="Compute epsilon, noise or steps for private training.",
-    no_args_is_help=False,
-    rich_markup_mode=None,
-)
+app = command_group("Compute epsilon, noise or steps for private training.")
 
 
 class Accountant(StrEnum):
@@ -38,13 +36,6 @@ By = Annotated[
     Accountant, typer.Option("--accountant", help="pld is nearly exact; rdp is an upper bound, somewhat larger.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    """Compute epsilon, noise or steps for private training."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command()

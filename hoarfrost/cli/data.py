@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hoarfrost.cli.group import command_group
+
 if TYPE_CHECKING:
     from hoarfrost.data.download import Progress
 
-app = typer.Typer(
-    help="Download and list data sets.",
-    no_args_is_help=False,
-    rich_markup_mode=None,
-)
-
-
-@app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    """Download and list data sets."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+app = command_group("Download and list data sets.")
 
 
 @app.command()

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hoarfrost.cli.budget import Delta, Json
+from hoarfrost.cli.group import command_group
 
 if TYPE_CHECKING:
     from hoarfrost.budget import Ledger
 
-app = typer.Typer(
-    help="A data set's privacy budget, and what was spent.",
-    no_args_is_help=False,
-    rich_markup_mode=None,
-)
+app = command_group("A data set's privacy budget, and what was spent.")
 
 Where = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.")]
 Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The owner's key, to verify MACs.")]
@@ -28,13 +25,6 @@ class Accountant(StrEnum):
     pld = "pld"
     rdp = "rdp"
     filter = "filter"
-
-
-@app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    """A data set's privacy budget, and what was spent."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command()

@@ -5,24 +5,15 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="Recipes: which there are, what one says, and whether it is valid.",
-    no_args_is_help=False,
-    rich_markup_mode=None,
-)
+from hoarfrost.cli.group import command_group
+
+app = command_group("Recipes: which there are, what one says, and whether it is valid.")
 
 Source = Annotated[str, typer.Argument(metavar="RECIPE", help="The path of a TOML file, or a built-in recipe's name.")]
 Root = Annotated[
     Path | None,
     typer.Option(help="The folder that a recipe's files must lie below.  [default: the recipe's]", metavar="DIR"),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def start(context: typer.Context) -> None:
-    """Recipes: which there are, what one says, and whether it is valid."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("list")

@@ -147,8 +147,9 @@ class Clipping:
         most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms.clamp(min=SHORTEST)
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
-        factors = torch.minimum(asked.to(norms.dtype), most).clamp_(min=0)
-        return torch.where(norms.isfinite().all(1, keepdim=True) & factors.isfinite(), factors, 0.0)
+        # Of an infinite norm nothing is kept, and what is not a number stays so in the minimum: both become 0.
+        factors = torch.minimum(asked.to(norms.dtype), most).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
+        return factors if len(aims) == 1 else factors.masked_fill_(~norms.isfinite().all(1, keepdim=True), 0.0)
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.

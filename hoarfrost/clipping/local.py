@@ -1,6 +1,7 @@
 """Local clipping: every example's gradient is shortened to the clipping norm, if it is longer."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -35,8 +36,13 @@ class Local(Clipper):
         validate.finite(norm=self.norm)
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
-        return Clipping.flat(info.shapes, self.norm, self.factors)
+        return _every_step(self, tuple(info.shapes))
 
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g‖) for every norm."""
         return (self.norm / norms).clamp(max=1)
+
+
+@lru_cache(maxsize=16)  # the same in every step: for a small model it takes a noticeable part of one to make it anew
+def _every_step(style: Local, parameters: tuple[str, ...]) -> Clipping:
+    return Clipping.flat(parameters, style.norm, style.factors)

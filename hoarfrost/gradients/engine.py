@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hoarfrost.clipping import Clipper
+from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.clipped_sum import ClippedSum
@@ -93,6 +93,7 @@ class Engine:
         self._parameters = {p: name for name, p in parameters.items()}
         self._untrained = {p for p in model.parameters() if p not in self._parameters}
         self._sums: dict[int, ClippedSum] = {}  # of logical batches that have begun, by their number
+        self._checked: Clipping | None = None  # the last clipping that was found to be sound
         self._summing: int | None = None  # the one that a backward pass added to last
         self._ticket: Ticket | None = None  # of the chunk that the model runs on
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
@@ -242,7 +243,7 @@ class Engine:
 
     def open(self, inputs: Sequence[Tensor]) -> int | None:
         """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
-        self._ticket = self.tickets.current(inputs)
+        self._ticket = self.tickets.open(inputs)
         return None if self._ticket is None else self._ticket.chunk.examples * self.views
 
     def begin(self, rows: int) -> None:
@@ -262,7 +263,9 @@ class Engine:
     def _sum_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch not in self._sums:
             clipping = self.clipper.begin(self.step(), self.info())
-            self._sums[ticket.batch] = ClippedSum(check_clipping(clipping, self.clipper, self._parameters.values()))
+            if clipping is not self._checked:
+                self._checked = check_clipping(clipping, self.clipper, self._parameters.values())
+            self._sums[ticket.batch] = ClippedSum(clipping)
         return self._sums[ticket.batch]
 
     def _cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:

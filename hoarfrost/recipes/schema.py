@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from hoarfrost import validate
+from hoarfrost.epochs import MOST_STEPS
 from hoarfrost.errors import InvalidValue
 from hoarfrost.registry import (
     Component,
@@ -33,7 +34,6 @@ from hoarfrost.registry.component import EMPTY, Groups, check_groups
 from hoarfrost.registry.docstrings import meanings
 from hoarfrost.registry.types import MOST_ENTRIES, Said, checked, names_a_file, recipe_type, up_to
 
-MOST_STEPS = 100_000_000
 MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
 

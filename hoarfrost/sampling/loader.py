@@ -130,6 +130,11 @@ class PoissonLoader:
         """Whether the batches can be repeated by whoever knows the seed."""
         return self._stream.seeded
 
+    @property
+    def batch_sampler(self) -> Any:
+        """What wrappers around a DataLoader look for."""
+        return self._loader.batch_sampler
+
     def state_dict(self) -> dict[str, int]:
         """Where the run is; what was drawn is not in it, nor what will be."""
         return {"epoch": self.epoch, "steps_drawn": self.steps_drawn, "iterations": self._iterations}

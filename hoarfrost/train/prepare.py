@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,7 @@ class Parts:
             max_physical_batch=recipe.loop.max_physical_batch,
             views=recipe.loop.views,
             seed=recipe.privacy.seed,
+            run=f"{recipe.name}-{secrets.token_hex(3)}",
         )
         assert plan.steps is not None  # a recipe always says how long
         advice = formatting.delta_advice(plan.delta, plan.size)

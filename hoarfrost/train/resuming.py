@@ -139,9 +139,7 @@ def attach(
     instead_of: Collection[str] = (),
 ) -> None:
     """Asks the ledger for the run's steps."""
-    account = run.private.account
-    account.run = f"{run.recipe.name}-{account.run[:6]}"
-    account.attach(
+    run.private.account.attach(
         ledger, what=what or f"training {run.recipe.name}", data=ledger.fingerprint(run.digest), new_data=new_data,
         ahead=run.recipe.loop.reserve_ahead, instead_of=instead_of,
     )  # fmt: skip

@@ -263,7 +263,7 @@ class Engine:
     def _sum_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch not in self._sums:
             clipping = self.clipper.begin(self.step(), self.info())
-            if clipping is not self._checked:
+            if self._checked is None or clipping is not self._checked:
                 self._checked = check_clipping(clipping, self.clipper, self._parameters.values())
             self._sums[ticket.batch] = ClippedSum(clipping)
         return self._sums[ticket.batch]

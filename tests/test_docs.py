@@ -6,6 +6,7 @@ import pkgutil
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from benchmarks.readme import documents
+from hoarfrost.gradients.rules import registry
+from hoarfrost.registry import registration
 from hoarfrost.train import read_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +55,23 @@ def test_the_loop_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert private.steps_taken == 90  # 60 epochs of 1.5 steps
     assert 2.9 < private.epsilon() <= 3
     assert str(private.statement()) in capsys.readouterr().out
+
+
+def test_the_examples_of_extending_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(registration, "_REGISTERED", dict(registration._REGISTERED))
+    page = (ROOT / "docs/extending.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```") // 2 == 6
+    given: dict[str, Any] = {"__name__": "extending"}
+    for each in blocks:
+        exec(each, given)
+    given["test_my_style"]()
+    assert given["result"].steps == 10
+    assert type(given["result"].model[1]) is nn.Linear
 
 
 def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:

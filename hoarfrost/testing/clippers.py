@@ -357,7 +357,7 @@ def _check_steps(
         for what, (is_, should, bound) in pairs.items():
             if oracle.difference(is_, should, bound) > 1:
                 found.add(
-                    f"{what} of step {step} is not what one example at a time gives, {where}",
+                    f"{what} in step {step}: not what one example at a time gives, {where}",
                     "See that rule and statistics compute every example from its own norms",
                 )
         if clipping.statistics:

@@ -16,10 +16,18 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from benchmarks.readme import documents
+from hoarfrost.gradients.rules import registry
+from hoarfrost.registry import registration
 from hoarfrost.train import read_recipe
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(hoarfrost.__path__, "hoarfrost."))
 
 
@@ -74,6 +82,23 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert where.exists(), target
         headings = re.findall(r"^#+ (.*)$", where.read_text(), re.MULTILINE) if heading else []
         assert not heading or heading in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def test_the_examples_of_extending_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(registration, "_REGISTERED", dict(registration._REGISTERED))
+    page = (ROOT / "docs/extending.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```") // 2 == 6
+    given: dict[str, Any] = {"__name__": "extending"}
+    for each in blocks:
+        exec(each, given)
+    given["test_my_style"]()
+    assert given["result"].steps == 10
+    assert type(given["result"].model[1]) is nn.Linear
 
 
 def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:

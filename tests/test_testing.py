@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch.utils.data import TensorDataset
 import hoarfrost
 from hoarfrost import budget
 from hoarfrost.audit import battery
-from hoarfrost.budget import Gaussian, PlannedRelease
+from hoarfrost.budget import Account, Gaussian, PlannedRelease
 from hoarfrost.clipping import Block, Clipper, Clipping, Local, Statistic
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.freezing import Freezer, Largest, Layers, Live, Random, RandomTensors, Ranked, RunInfo
+from hoarfrost.gradients import Engine
 from hoarfrost.gradients.rules import Dense, LayerRule, NamedContributions, Outer, flatten_positions, registry
+from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.observers import Observer
+from hoarfrost.optim.frozen_guard import FrozenGuard
 from hoarfrost.query import Query
 from hoarfrost.testing import ContractBroken, check_clipper, check_freezer, check_rule
 from tests import oracle
@@ -208,7 +212,7 @@ CLIPPER_FAULTS = [
     (HidesSettings, "does not show norm(.|\n)*does not show quantile"),
     (Unnamed, "its repr is <.* at 0x"),
     (LateBound, "changes when later steps are observed"),
-    (Fragile, "bound must be above 0"),
+    (Fragile, "must be above 0"),
     (Overriding, r"factors\(\) of the clipping exceeds its bounds"),
 ]  # fmt: skip
 
@@ -648,6 +652,46 @@ def test_faults_of_rules_are_found(rule: Callable[[], LayerRule], message: str) 
 def test_too_few_examples_are_refused() -> None:
     with pytest.raises(ContractBroken, match="at least four"):
         check_rule(nn.Linear(4, 3), torch.randn(2, 4))
+
+
+# Faults of the library itself are seen, too: the checks look at real steps.
+
+
+def test_a_guard_that_guards_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FrozenGuard, "__exit__", lambda *_: None)
+    with pytest.raises(ContractBroken, match=r"frozen coordinates of .* change in step .*SGD with momentum(.|\n)*Adam"):
+        check_freezer(Random(rate=0.5))
+
+
+def test_a_release_that_is_charged_afterwards_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def late(self: Account, *args: Any, **kwargs: Any) -> Iterator[str]:
+        yield ""
+        with release(self, *args, **kwargs):
+            pass
+
+    release = Account.release
+    monkeypatch.setattr(Account, "release", late)
+    with pytest.raises(ContractBroken, match="release 0 is not in the ledger when it looks"):
+        check_freezer(ByGradientNorm())
+
+
+def test_statistics_without_noise_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exact(self: GaussianMechanism, total: Any, *args: Any) -> Any:
+        noisy = release(self, total, *args)
+        return replace(noisy, statistics={name: float(value) for name, value in total.statistics.items()})
+
+    release = GaussianMechanism.release
+    monkeypatch.setattr(GaussianMechanism, "release", exact)
+    with pytest.raises(ContractBroken, match="the noise on statistic 'short' has 0 times the stated size"):
+        check_clipper(FollowsQuantile())
+
+
+def test_sums_that_are_clipped_too_little_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = Engine._norms
+    monkeypatch.setattr(Engine, "_norms", lambda self, *args: 0.99 * norms(self, *args))
+    with pytest.raises(ContractBroken, match="the norms in step 0: not what"):
+        check_clipper(Local(0.5))
 
 
 def test_checks_leave_torchs_random_numbers_alone() -> None:

@@ -30,8 +30,10 @@ class FollowsQuantile(Clipper):
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
         now = self.now
-        # One half less: a count has then half the sensitivity.
-        short = Statistic("short", lambda norms: (norms[:, 0] <= now).float() - 0.5, bound=0.5, noise_weight=2.0)
+        # One half less: a count has then half the sensitivity. Its noise does not depend on the norm: otherwise a norm
+        # that happens to be large makes the count so noisy that it grows without end.
+        weight = 5 / now
+        short = Statistic("short", lambda norms: (norms[:, 0] <= now).float() - 0.5, bound=0.5, noise_weight=weight)
         return Clipping.flat(info.shapes, now, lambda norms: (now / norms).clamp(max=1), (short,))
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:

@@ -262,7 +262,8 @@ class Engine:
     def _sum_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch not in self._sums:
             clipping = self.clipper.begin(self.step(), self.info())
-            self._sums[ticket.batch] = ClippedSum(check_clipping(clipping, self.clipper, self._parameters.values()))
+            clipped = self.encoding.like({name: p for p, name in self._parameters.items()})
+            self._sums[ticket.batch] = ClippedSum(check_clipping(clipping, self.clipper, clipped))
         return self._sums[ticket.batch]
 
     def _cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:

@@ -25,7 +25,7 @@ class NoisySum:
 
     values: dict[str, Tensor]
     statistics: dict[str, float]
-    stds: dict[str, float]  # of the noise on each name's values
+    stds: dict[str, float]  # of the noise, by the names of the encoding
 
 
 class GaussianMechanism:
@@ -61,8 +61,8 @@ class GaussianMechanism:
         """The sum with noise.
 
         Args:
-            like: for each name a tensor of the sum's shape, on its device.
-            live: which coordinates of each name are released; where not all of them are, one after the other.
+            like: the parameters whose gradients are asked for, or tensors of their shape and device, by name.
+            live: which coordinates of each are released; where not all of them are, one after the other.
         """
         total = self.reduce(total)
         clipping = total.clipping
@@ -70,16 +70,20 @@ class GaussianMechanism:
         joint = clipping.noise_multiplier(block_stds, statistic_stds)
         if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
             raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
-        values = {name: _at(live.get(name, True), total.sums.get(name), t) for name, t in like.items()}
-        stds = {name: block_stds[clipping.block_of[name]] for name in like}
+        encoded = self.encoding.like(like)
+        # What the encoding makes of a gradient has no masks: it is released whole, and live coordinates are taken last.
+        asked = {name: live.get(name, True) if name in like else True for name in encoded}
+        values = {name: _at(asked[name], total.sums.get(name), t) for name, t in encoded.items()}
+        stds = {name: block_stds[clipping.block_of[name]] for name in encoded}
         device = next(iter(like.values())).device
         counts = [total.statistics.get(statistic.name, 0.0) for statistic in clipping.statistics]
         noisy = [torch.as_tensor(count, dtype=torch.float64, device=device).clone() for count in counts]
         # In one draw: a joint release.
         self.noise.add_([*values.values(), *noisy], [*stds.values(), *statistic_stds])
         names = (statistic.name for statistic in clipping.statistics)
+        decoded = self.encoding.decode(values)
         return NoisySum(
-            values={**self.encoding.decode(values)},
+            values={n: decoded[n] if n in encoded else _at(live.get(n, True), decoded[n], p) for n, p in like.items()},
             statistics={name: float(count) for name, count in zip(names, noisy, strict=True)},
             stds=stds,
         )

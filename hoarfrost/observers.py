@@ -42,7 +42,7 @@ class Released:
         clipped: the clipped sum of the whole batch, by parameter name; what no example reached is left out.
         gradients: the same with noise, over the expected batch size: what the inner optimizer is handed.
         statistics: noisy sums of the clipping's statistics, by name.
-        stds: of the noise on each parameter's sum, by name.
+        stds: of the noise on each parameter's sum, by name (by the encoding's names, where there is one).
     """
 
     step: int

@@ -176,7 +176,8 @@ class Clipping:
         if min(stds) == 0:
             return 0.0
         bounds = (each.bound for each in self._components)
-        return 1 / math.hypot(*(bound / std for bound, std in zip(bounds, stds, strict=True)))
+        moves = math.hypot(*(bound / std for bound, std in zip(bounds, stds, strict=True)))
+        return 1 / moves if moves else math.inf
 
 
 class Clipper(ABC):
@@ -226,7 +227,7 @@ def check_clipper(clipper: object) -> Clipper:
 
 
 def check_clipping(clipping: object, clipper: Clipper, parameters: Iterable[str]) -> Clipping:
-    """Refuses what `begin` must not return; ``parameters`` are those that the optimizer moves."""
+    """Refuses what `begin` must not return; ``parameters`` are the names of all that is clipped."""
     if not isinstance(clipping, Clipping):
         raise InvalidValue(f"begin() of {clipper!r} returned {clipping!r}, not a Clipping")
     missing = [name for name in parameters if name not in clipping.block_of]

@@ -264,7 +264,8 @@ class Engine:
         if ticket.batch not in self._sums:
             clipping = self.clipper.begin(self.step(), self.info())
             if self._checked is None or clipping is not self._checked:
-                self._checked = check_clipping(clipping, self.clipper, self._parameters.values())
+                encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
+                self._checked = check_clipping(clipping, self.clipper, encoded)
             self._sums[ticket.batch] = ClippedSum(clipping)
         return self._sums[ticket.batch]
 

@@ -64,7 +64,7 @@ class Case:
     """How a step is taken.
 
     Args:
-        frozen: what is frozen: elements, channels, layers, or nothing.
+        frozen: what is frozen: elements, channels, layers, one parameter by its name, or nothing.
     """
 
     name: str
@@ -94,7 +94,9 @@ class Case:
         torch.manual_seed(7)
         masks: dict[str, Mask] = {}
         for number, (name, p) in enumerate(model.named_parameters()):
-            if self.frozen == "layers":
+            if self.frozen == name:
+                masks[name] = False
+            elif self.frozen == "layers":
                 masks[name] = number % 3 != 1
             elif self.frozen == "channels" and p.dim():
                 masks[name] = Channels(torch.arange(0, len(p), 2))
@@ -198,15 +200,18 @@ class Run:
         names = [name for name, _ in self.model.named_parameters()]
         return Known(self.private.steps_taken, names, self.private.expected_batch, list(self.seen))
 
-    def expected(self, rows: Tensor, rule: oracle.Rule | None = None) -> tuple[oracle.Rule, oracle.Clipped]:
-        """What the oracle makes of some rows at the weights as they are, by the style's rule unless by another."""
-        rule = rule or self.style.rule(self.known())
+    def gradients(self, rows: Tensor) -> list[dict[str, Tensor]]:
+        """Each example's gradient at the weights as they are, with zeros at what is frozen."""
         plain = copy.deepcopy(self.model)  # a copy computes plain gradients
         for p in plain.parameters():
             p.requires_grad_()
-        total = lambda m, x: self.loss(m, x).sum()  # noqa: E731
-        per_example = oracle.gradients(plain, rows, total, views=self.case.views)
-        return rule, oracle.clip(oracle.masked(per_example, self.masks), rule)
+        found = oracle.gradients(plain, rows, lambda m, x: self.loss(m, x).sum(), views=self.case.views)
+        return oracle.masked(found, self.masks)
+
+    def expected(self, rows: Tensor, rule: oracle.Rule | None = None) -> tuple[oracle.Rule, oracle.Clipped]:
+        """What the oracle makes of some rows at the weights as they are, by the style's rule unless by another."""
+        rule = rule or self.style.rule(self.known())
+        return rule, oracle.clip(self.gradients(rows), rule)
 
     def steps(self, number: int) -> Iterator[Step]:
         """Steps through the plain training loop, each with what the oracle says. Empty batches are left out."""

@@ -64,9 +64,8 @@ class Component:
         except InvalidValue as error:
             raise InvalidValue(self.placed(at, str(error))) from error
 
-    def refuse(self, keys: Mapping[str, Any]) -> None:
-        """The checks that need nothing but the keys, as far as they can be made without importing anything."""
-        check_groups(self.one_of, self.at_most_one, keys)
+    def check_keys(self, keys: Mapping[str, Any]) -> None:
+        """Lets the component refuse its keys, as far as it can without being imported and without what it is given."""
         if self.check is not None:
             self.check(**keys)
         if self.target is not None and not self.given:

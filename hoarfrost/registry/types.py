@@ -153,12 +153,3 @@ def described(annotation: Any) -> str:
         return described(_PLAIN[annotation])
     counted = f"of {len(inner)}: " if origin is tuple and Ellipsis not in inner else "of: "
     return f"list {counted}{described(inner[0])}"
-
-
-def names_a_file(annotation: Any) -> bool:
-    """Whether a type is, or can be, the path of a file.
-
-    >>> names_a_file(FilePath | None), names_a_file(Text)
-    (True, False)
-    """
-    return any(isinstance(each, File) or names_a_file(each) for each in get_args(annotation))

@@ -1,7 +1,4 @@
-"""Every table and key of a recipe, with type, default and meaning: docs/recipes.md is what this module prints.
-
-python -m hoarfrost.recipes.reference > docs/recipes.md
-"""
+"""Every table and key of a recipe, with type, default and meaning: `hoarfrost recipe reference > docs/recipes.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from hoarfrost.registry.types import described
 INTRODUCTION = """\
 # Recipes
 
-<!-- Made by `python -m hoarfrost.recipes.reference > docs/recipes.md`: change the docstrings, not this page. -->
+<!-- Made by `hoarfrost recipe reference > docs/recipes.md`: change the docstrings, not this page. -->
 
 A recipe is a TOML file that says everything about one training run. `hoarfrost train RECIPE` runs it,
 `hoarfrost recipe show RECIPE` prints it with every default, `hoarfrost recipe check RECIPE` says whether it is valid.
@@ -106,7 +103,3 @@ def _sentence(text: str) -> str:
 def _code(text: str) -> str:
     """In Markdown, code stands between single quotes of that kind."""
     return text.replace("``", "`")
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

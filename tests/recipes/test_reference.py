@@ -17,7 +17,7 @@ for _name in Recipe.model_fields:
 
 
 def test_the_page_is_what_the_command_prints() -> None:
-    made = "python -m hoarfrost.recipes.reference > docs/recipes.md"
+    made = "hoarfrost recipe reference > docs/recipes.md"
     assert PAGE.read_text("utf-8") == reference(), f"the page is out of date: {made}"
 
 

@@ -33,7 +33,7 @@ from hoarfrost.registry import (
 )  # fmt: skip
 from hoarfrost.registry.component import EMPTY, Groups, check_groups
 from hoarfrost.registry.docstrings import meanings
-from hoarfrost.registry.types import MOST_ENTRIES, File, Said, checked, recipe_type, up_to
+from hoarfrost.registry.types import MOST_ENTRIES, File, Label, checked, recipe_type, up_to
 
 MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
@@ -301,9 +301,10 @@ class Privacy(Table):
     batch_size: Positive | None = None
     sample_rate: Rate | None = None
     epochs: (
-        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Said("number above 0")] | None
+        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Label("number above 0")]
+        | None
     ) = None
-    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Said("whole number, 1 or above")] | None = None
+    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Label("whole number, 1 or above")] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
     seed: Natural | None = None
 
@@ -318,7 +319,7 @@ class Privacy(Table):
         return self
 
 
-_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Said("whole number from 1 to 1000")]
+_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Label("whole number from 1 to 1000")]
 
 
 class Loop(Table):
@@ -367,7 +368,7 @@ class Recipe(Table):
     1.0
     """
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME), Said("text")] = "run"
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME), Label("text")] = "run"
     data: Data
     augment: Augment | None = None
     model: Model

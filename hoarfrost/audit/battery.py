@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, starmap
-from typing import Any
 
 from hoarfrost.audit.canaries import ByFreezer, Freezing, OneTensor
 from hoarfrost.audit.harness import OptimizerFactory
@@ -24,14 +23,14 @@ def clipping() -> dict[str, Clipper]:
     """
     found: dict[str, Clipper] = {}
     for kind, style in loaded("clip").items():
-        examples = list(style.examples()) if style.examples else []
+        examples = list(style.examples())
         found |= {kind if len(examples) == 1 else str(each): each for each in examples}
     return found
 
 
 def freezing() -> dict[str, Freezing]:
     """The ways to freeze, by name: the freezers, two of them at once, and what has nothing to do with freezers."""
-    pairs = [pair for freezer in loaded("freeze").values() if freezer.examples for pair in freezer.examples()]
+    pairs = [pair for freezer in loaded("freeze").values() for pair in freezer.examples()]
     pairs.append((Random(rate=0.3, redraw="never") & Layers(first=1, step=0), 0.4))
     ways = (Freezing(), OneTensor(), *(ByFreezer(freezer, share=share) for freezer, share in pairs))
     return {way.name: way for way in ways}
@@ -42,8 +41,7 @@ def optimizers() -> dict[str, OptimizerFactory]:
     found: dict[str, OptimizerFactory] = {}
     for optimizer in loaded("optimizer").values():
         assert optimizer.target is not None  # it is loaded
-        settings: Any = optimizer.examples() if optimizer.examples else {}
-        found |= {name: partial(optimizer.target, **keys) for name, keys in settings.items()}
+        found |= {name: partial(optimizer.target, **keys) for name, keys in optimizer.examples()}
     return found
 
 

@@ -7,6 +7,7 @@ import typer
 
 from hoarfrost.cli.errors import INTERRUPTED
 from hoarfrost.cli.ledger import opened
+from hoarfrost.cli.recipe import Root
 
 DEFAULT = "digits"
 
@@ -37,10 +38,7 @@ def train(
         list[str] | None,
         typer.Option(help="With --resume: go on although this key of the recipe, or data, has changed.", metavar="KEY"),
     ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(help="The folder that a recipe's data must lie below.  [default: the recipe's]", metavar="DIR"),
-    ] = None,
+    root: Root = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...  [default: a GPU if there is one]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:

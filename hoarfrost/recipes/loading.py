@@ -33,6 +33,17 @@ def recipes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUILT_IN.glob("*.toml")))
 
 
+def about(name: str) -> str:
+    """What a built-in recipe is for, from its first comment.
+
+    >>> about("digits")
+    'Handwritten digits, 8x8 pixels, that come with scikit-learn'
+    """
+    lines = (BUILT_IN / f"{name}.toml").read_text("utf-8").splitlines()
+    comment = " ".join(text.removeprefix("#").strip() for text in takewhile(lambda text: text.startswith("#"), lines))
+    return re.split(r": |\. ", comment, maxsplit=1)[0]
+
+
 def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | Path | None = None) -> Recipe:
     """A built-in recipe by its name, or one in a TOML file by its path.
 
@@ -92,17 +103,6 @@ def _lines(table: Table, explained: bool, above: str = "") -> Iterator[str]:
     for key, value in said:
         if isinstance(value, Table):
             yield from ("", f"[{above}{key}]", *_lines(value, explained, f"{above}{key}."))
-
-
-def about(name: str) -> str:
-    """What a built-in recipe is for, from its first comment.
-
-    >>> about("digits")
-    'Handwritten digits, 8x8 pixels, that come with scikit-learn'
-    """
-    lines = (BUILT_IN / f"{name}.toml").read_text("utf-8").splitlines()
-    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r": |\. ", comment, maxsplit=1)[0]
 
 
 def _first_sentence(text: str) -> str:

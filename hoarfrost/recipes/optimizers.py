@@ -36,11 +36,11 @@ def _check_nesterov(momentum: float, dampening: float, nesterov: bool, **_: Any)
     "optimizer",
     "sgd",
     check=_check_nesterov,
-    examples=lambda: {
-        "SGD": {"lr": 0.1},
-        "momentum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-        "Nesterov": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-    },
+    examples=lambda: [
+        ("SGD", {"lr": 0.1}),
+        ("momentum", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        ("Nesterov", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ],
 )
 def sgd(
     params: Parameters,
@@ -66,7 +66,7 @@ def sgd(
     )  # fmt: skip
 
 
-@component("optimizer", "rmsprop", examples=lambda: {"RMSprop": {"lr": 0.01, "momentum": 0.5}})
+@component("optimizer", "rmsprop", examples=lambda: [("RMSprop", {"lr": 0.01, "momentum": 0.5})])
 def rmsprop(
     params: Parameters,
     lr: Positive = 1e-2,
@@ -89,7 +89,7 @@ def rmsprop(
     return RMSprop(params, lr=lr, alpha=alpha, eps=eps, momentum=momentum, weight_decay=weight_decay)
 
 
-@component("optimizer", "adam", examples=lambda: {"Adam": {"lr": 0.01}})
+@component("optimizer", "adam", examples=lambda: [("Adam", {"lr": 0.01})])
 def adam(
     params: Parameters,
     lr: Positive = 1e-3,
@@ -110,7 +110,7 @@ def adam(
     return Adam(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
-@component("optimizer", "adamw", examples=lambda: {"AdamW": {"lr": 0.01, "weight_decay": 0.1}})
+@component("optimizer", "adamw", examples=lambda: [("AdamW", {"lr": 0.01, "weight_decay": 0.1})])
 def adamw(
     params: Parameters,
     lr: Positive = 1e-3,

@@ -1,25 +1,21 @@
-"""Every table and key of a recipe, with type, default and meaning: docs/recipes.md is what this module prints.
-
-python -m hoarfrost.recipes.reference > docs/recipes.md
-"""
+"""Every table and key of a recipe, with type, default and meaning: `hoarfrost recipe reference > docs/recipes.md`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from hoarfrost.recipes.loading import about, as_toml, recipes
-from hoarfrost.recipes.schema import DEFAULTS, KEYS, Recipe, Table, choices, meaning, table, table_at
+from hoarfrost.recipes.schema import DEFAULTS, KEYS, ComponentTable, Recipe, Table, forms, meaning
 from hoarfrost.registry import components
-from hoarfrost.registry.component import Groups
 from hoarfrost.registry.docstrings import meanings, summary
 from hoarfrost.registry.types import described
 
 INTRODUCTION = """\
 # Recipes
 
-<!-- Made by `python -m hoarfrost.recipes.reference > docs/recipes.md`: change the docstrings, not this page. -->
+<!-- Made by `hoarfrost recipe reference > docs/recipes.md`: change the docstrings, not this page. -->
 
 A recipe is a TOML file that says everything about one training run. `hoarfrost train RECIPE` runs it,
 `hoarfrost recipe show RECIPE` prints it with every default, `hoarfrost recipe check RECIPE` says whether it is valid.
@@ -41,29 +37,32 @@ def _page() -> Iterator[str]:
     yield from ("| built in | |", "|---|---|", *(f"| `{name}` | {about(name)} |" for name in recipes()), "")
     yield from _rows(_keys(Recipe, ["name"]))
     for name in Recipe.model_fields:
-        plain, kinds = table_at(Recipe, name, None), choices(name)
-        if plain is None and not kinds:
+        tables = forms(name)
+        if not tables:
             continue
         needed = "" if Recipe.model_fields[name].is_required() else " (may be left out)"
         yield from (f"## `[{name}]`{needed}", "")
-        if plain is not None:
-            yield from _plain(name, plain)
-            continue
-        yield f"{_sentence(meanings(Recipe.__doc__)[name])} `{KEYS.get(name, 'kind')}` is one of these:\n"
-        for each in kinds:
-            default = " (the default)" if DEFAULTS.get(name) == each.kind else ""
-            yield from (f'### `{KEYS.get(name, "kind")} = "{each.kind}"`{default}', "", _code(each.summary), "")
-            made = table(name, each.kind)
-            yield from _rows(_keys(made, [argument.name for argument in each.arguments]))
-            yield from _groups(each.one_of, each.at_most_one)
-        if name == "freeze":
-            yield "`[freeze.also]` is " + meaning(made, "also") + " It has the same keys.\n"
+        choices = [form for form in tables if issubclass(form, ComponentTable)]
+        yield from _choosing(name, choices) if choices else _plain(name, *tables)
+
+
+def _choosing(name: str, choices: Sequence[type[ComponentTable]]) -> Iterator[str]:
+    key = KEYS.get(name, "kind")
+    yield f"{_sentence(meanings(Recipe.__doc__)[name])} `{key}` is one of these:\n"
+    for form in choices:
+        of = form._component
+        default = " (the default)" if DEFAULTS.get(name) == of.kind else ""
+        yield from (f'### `{key} = "{of.kind}"`{default}', "", _code(of.summary), "")
+        yield from _rows(_keys(form, [argument.name for argument in of.arguments]))
+        yield from _groups(form)
+    if name == "freeze":
+        yield "`[freeze.also]` is " + meaning(choices[0], "also") + " It has the same keys.\n"
 
 
 def _plain(name: str, of: type[Table]) -> Iterator[str]:
     yield from (_code(paragraph) + "\n" for paragraph in _prose(of))
     yield from _rows(_keys(of, of.model_fields))
-    yield from _groups(of._one_of, ())
+    yield from _groups(of)
     if name == "data":
         rows = (f"| `{each.kind}` | {_code(each.summary)} |" for each in components("data").values())
         yield from ("| name | |", "|---|---|", *rows, "")
@@ -83,8 +82,8 @@ def _rows(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
         yield from ("| key | type | default | meaning |", "|---|---|---|---|", *texts, "")
 
 
-def _groups(one_of: Groups, at_most_one: Groups) -> Iterator[str]:
-    for how, groups in (("Exactly", one_of), ("At most", at_most_one)):
+def _groups(of: type[Table]) -> Iterator[str]:
+    for how, groups in (("Exactly", of._one_of), ("At most", of._at_most_one)):
         for group in groups:
             yield f"{how} one of {', '.join(f'`{key}`' for key in group)} is given.\n"
 
@@ -104,7 +103,3 @@ def _sentence(text: str) -> str:
 def _code(text: str) -> str:
     """In Markdown, code stands between single quotes of that kind."""
     return text.replace("``", "`")
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -11,13 +11,13 @@ from pydantic import Field
 
 from hoarfrost.recipes import schema
 from hoarfrost.registry import Positive, Rate, Share, component
-from hoarfrost.registry.types import Said
+from hoarfrost.registry.types import Label
 
 if TYPE_CHECKING:
     import torch
     from torch.optim.lr_scheduler import LambdaLR
 
-Unit = Annotated[float, Field(ge=0, le=1), Said("number from 0 to 1")]
+Unit = Annotated[float, Field(ge=0, le=1), Label("number from 0 to 1")]
 
 
 class Schedule(ABC):

@@ -5,12 +5,13 @@ The tables that choose a component (``[clip] kind = "local"``) are made from wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from hoarfrost import validate
@@ -32,7 +33,7 @@ from hoarfrost.registry import (
 )  # fmt: skip
 from hoarfrost.registry.component import EMPTY, Groups, check_groups
 from hoarfrost.registry.docstrings import meanings
-from hoarfrost.registry.types import MOST_ENTRIES, Said, checked, names_a_file, recipe_type, up_to
+from hoarfrost.registry.types import MOST_ENTRIES, File, Label, checked, recipe_type, up_to
 
 MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
@@ -45,11 +46,13 @@ class Table(BaseModel):
     """A table of a recipe: its keys and no others, of exactly these types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-    _one_of: ClassVar[Groups] = ()  # keys that say one thing in different ways: exactly one of each group is said
+    # Keys that say one thing in different ways: of each group exactly one is said, or at most one.
+    _one_of: ClassVar[Groups] = ()
+    _at_most_one: ClassVar[Groups] = ()
 
     @model_validator(mode="after")
     def _says_one_thing_once(self) -> Table:
-        check_groups(self._one_of, (), {key for key, value in self if value is not None})
+        check_groups(self._one_of, self._at_most_one, {key for key, value in self if value is not None})
         return self
 
 
@@ -60,7 +63,7 @@ class ComponentTable(Table):
 
     @model_validator(mode="after")
     def _what_the_component_refuses(self) -> ComponentTable:
-        self._component.refuse(_arguments(self))
+        self._component.check_keys(_arguments(self))
         return self
 
 
@@ -79,18 +82,18 @@ def table(name: str, kind: str) -> type[ComponentTable]:
     >>> table("freeze", "random")(rate=0.9).model_dump(include={"kind", "rate", "cooling"})
     {'kind': 'random', 'rate': 0.9, 'cooling': None}
     """
-    return _table(components(name)[kind])
+    return _table_of(components(name)[kind])
 
 
 @cache
-def _table(of: Component) -> type[ComponentTable]:
+def _table_of(of: Component) -> type[ComponentTable]:
     fields: dict[str, Any] = {KEYS.get(of.table, "kind"): (Literal[of.kind], of.kind)}
     for argument in of.arguments:
         fields[argument.name] = (recipe_type(argument.type), ... if argument.default is EMPTY else argument.default)
     if of.table == "freeze":
         fields["also"] = (Freeze | None, None)
     made = create_model(f"{of.table}-{of.kind}", __base__=ComponentTable, __doc__=of.summary, **fields)
-    made._component = of
+    made._component, made._one_of, made._at_most_one = of, of.one_of, of.at_most_one
     return made
 
 
@@ -117,16 +120,22 @@ class Chooses:
             return given
         if not isinstance(given, Mapping):
             raise PydanticKnownError("dict_type")
-        key, known = KEYS.get(self.table, "kind"), components(self.table)
+        key = KEYS.get(self.table, "kind")
         kind = given.get(key, DEFAULTS.get(self.table))
         if kind is None:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(key)})
-        if not isinstance(kind, str) or kind not in known:
-            tags = ", ".join(map(repr, known))
+        found = self.table_of(kind)
+        if found is None:
+            tags = ", ".join(map(repr, components(self.table)))
             raise PydanticKnownError(
                 "union_tag_invalid", {"discriminator": repr(key), "tag": str(kind), "expected_tags": tags}
             )
-        return _table(known[kind]).model_validate(given)
+        return found.model_validate(given)
+
+    def table_of(self, kind: object) -> type[ComponentTable] | None:
+        """The table where it chooses ``kind``; None if there is no such component."""
+        known = components(self.table)
+        return _table_of(known[kind]) if isinstance(kind, str) and kind in known else None
 
 
 Model = Annotated[Any, Chooses("model")]
@@ -172,9 +181,7 @@ def alternatives(name: str) -> Groups:
     >>> alternatives("freeze")
     (('first', 'names', 'train'), ('step', 'fraction', 'epoch', 'epsilon'), ('public', 'reference'))
     """
-    if (plain := table_at(Recipe, name, None)) is not None:
-        return plain._one_of
-    return tuple(group for each in choices(name) for group in (*each.one_of, *each.at_most_one))
+    return tuple(group for each in forms(name) for group in (*each._one_of, *each._at_most_one))
 
 
 def file_keys(name: str) -> tuple[str, ...]:
@@ -183,16 +190,20 @@ def file_keys(name: str) -> tuple[str, ...]:
     >>> file_keys("data"), file_keys("freeze"), file_keys("loop")
     (('path',), ('reference',), ())
     """
-    if (plain := table_at(Recipe, name, None)) is not None:
-        return tuple(key for key, field in plain.model_fields.items() if names_a_file(field.annotation))
-    return tuple(key.name for each in choices(name) for key in each.arguments if names_a_file(key.type))
+    fields = ((key, field) for each in forms(name) for key, field in each.model_fields.items())
+    return tuple(key for key, field in fields if any(isinstance(part, File) for part in _parts(field)))
 
 
-def choices(name: str) -> tuple[Component, ...]:
-    """The components that a table of the recipe can choose; none if it is a plain one."""
-    field = Recipe.model_fields.get(name)
-    marks = () if field is None else _parts((field.annotation, *field.metadata))
-    return tuple(each for mark in marks if isinstance(mark, Chooses) for each in components(mark.table).values())
+def forms(name: str) -> tuple[type[Table], ...]:
+    """What a table of the recipe can look like: one form, or one for each component that it can choose.
+
+    >>> forms("privacy"), forms("clip"), forms("name")
+    ((<class 'hoarfrost.recipes.schema.Privacy'>,), (<class 'hoarfrost.recipes.schema.clip-local'>,), ())
+    """
+    mark = _table_or_choice(Recipe, name)
+    if isinstance(mark, Chooses):
+        return tuple(map(_table_of, components(mark.table).values()))
+    return () if mark is None else (mark,)
 
 
 def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
@@ -201,22 +212,27 @@ def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
     >>> table_at(Recipe, "privacy", {}), table_at(Recipe, "name", "x")
     (<class 'hoarfrost.recipes.schema.Privacy'>, None)
     """
+    mark = _table_or_choice(above, key)
+    if not isinstance(mark, Chooses):
+        return mark
+    default = DEFAULTS.get(mark.table)
+    return mark.table_of(given.get(KEYS.get(mark.table, "kind"), default)) if isinstance(given, Mapping) else None
+
+
+def _table_or_choice(above: type[Table], key: str) -> type[Table] | Chooses | None:
     field = above.model_fields.get(key)
-    for each in () if field is None else _parts((field.annotation, *field.metadata)):
-        if isinstance(each, type) and issubclass(each, Table):
+    for each in () if field is None else _parts(field):
+        if isinstance(each, Chooses) or (isinstance(each, type) and issubclass(each, Table)):
             return each
-        if isinstance(each, Chooses) and isinstance(given, Mapping):
-            kind = given.get(KEYS.get(each.table, "kind"), DEFAULTS.get(each.table))
-            known = components(each.table)
-            return _table(known[kind]) if isinstance(kind, str) and kind in known else None
     return None
 
 
-def _parts(annotations: Iterable[Any]) -> Iterator[Any]:
-    """What types are made of, and what marks them."""
-    for each in annotations:
-        yield each
-        yield from _parts(get_args(each))
+def _parts(field: FieldInfo) -> Iterator[Any]:
+    """What a key's type is made of, and what marks it."""
+    waiting = [field.annotation, *field.metadata]
+    while waiting:
+        yield (each := waiting.pop(0))
+        waiting += get_args(each)
 
 
 class Data(Table):
@@ -285,9 +301,10 @@ class Privacy(Table):
     batch_size: Positive | None = None
     sample_rate: Rate | None = None
     epochs: (
-        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Said("number above 0")] | None
+        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Label("number above 0")]
+        | None
     ) = None
-    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Said("whole number, 1 or above")] | None = None
+    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Label("whole number, 1 or above")] | None = None
     accountant: Literal["pld", "rdp"] = "pld"
     seed: Natural | None = None
 
@@ -302,7 +319,7 @@ class Privacy(Table):
         return self
 
 
-_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Said("whole number from 1 to 1000")]
+_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Label("whole number from 1 to 1000")]
 
 
 class Loop(Table):
@@ -351,7 +368,7 @@ class Recipe(Table):
     1.0
     """
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME), Said("text")] = "run"
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=LONGEST_NAME), Label("text")] = "run"
     data: Data
     augment: Augment | None = None
     model: Model

@@ -50,7 +50,7 @@ class Component:
     takes: tuple[int, ...] | None = None  # the shape of an example, if a model takes no other
     target: Callable[..., Any] | None = None  # None if it was read from its source
     check: Callable[..., None] | None = None
-    examples: Callable[[], Iterable[Any]] | None = None
+    examples: Callable[[], Iterable[Any]] = tuple  # what audits try; none by default
 
     def build(self, at: str, keys: Mapping[str, Any], **given: Any) -> Any:
         """The component itself. What it refuses is told under its place in the recipe, ``at``."""
@@ -64,9 +64,8 @@ class Component:
         except InvalidValue as error:
             raise InvalidValue(self.placed(at, str(error))) from error
 
-    def refuse(self, keys: Mapping[str, Any]) -> None:
-        """The checks that need nothing but the keys, as far as they can be made without importing anything."""
-        check_groups(self.one_of, self.at_most_one, keys)
+    def check_keys(self, keys: Mapping[str, Any]) -> None:
+        """Lets the component refuse its keys, as far as it can without being imported and without what it is given."""
         if self.check is not None:
             self.check(**keys)
         if self.target is not None and not self.given:
@@ -111,7 +110,8 @@ def arguments_of(target: Callable[..., Any], table: str) -> tuple[tuple[Argument
     for parameter in inspect.signature(make).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidValue(f"{target.__qualname__}: a recipe cannot write {parameter}; name the arguments")
-        found.append((parameter.name, lambda name=parameter.name: _annotation(make, name), parameter.default))
+        annotation = parameter.annotation
+        found.append((parameter.name, lambda text=annotation: _evaluated(text, make), parameter.default))
     return checked_arguments(target.__qualname__, table, found, said)
 
 
@@ -135,9 +135,8 @@ def checked_arguments(
     return tuple(keys), tuple(given)
 
 
-def _annotation(make: Callable[..., Any], name: str) -> Any:
-    """An argument's type. An annotation that is text is read as in the module that it was written in."""
-    annotation = inspect.signature(make).parameters[name].annotation
+def _evaluated(annotation: Any, make: Callable[..., Any]) -> Any:
+    """The type. An annotation that is text is read as in the module that it was written in."""
     if not isinstance(annotation, str):
         return annotation
     owners = make.__mro__ if isinstance(make, type) else (make,)  # a dataclass has fields from its bases, too

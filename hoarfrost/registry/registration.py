@@ -30,7 +30,7 @@ def component(
     table: str,
     kind: str,
     *,
-    examples: Callable[[], Iterable[Any]] | None = None,
+    examples: Callable[[], Iterable[Any]] = tuple,
     one_of: Groups = (),
     at_most_one: Groups = (),
     check: Callable[..., None] | None = None,
@@ -52,8 +52,8 @@ def component(
         table: "clip", "freeze", "optimizer", "schedule", "model" or "data".
         kind: its name in a recipe.
         examples: what audits should try, made when they run. Of a clipping style, instances. Of a freezer, pairs: an
-            instance, and about which share of the coordinates it leaves live. Of an optimizer, a dictionary of its
-            arguments, by the name of the setting.
+            instance, and about which share of the coordinates it leaves live. Of an optimizer, pairs: the name of the
+            setting, and its arguments.
         one_of: groups of keys that say one thing in different ways: of each group exactly one is said.
         at_most_one: as ``one_of``, but none need be said.
         check: is handed all keys when a recipe is checked. For functions: a class checks in its constructor.
@@ -107,7 +107,7 @@ def components(table: str) -> dict[str, Component]:
     ['local']
     """
     if table in READ:
-        own = read(READ[table], table)
+        own = read(READ[table], table)  # also where it is imported by now: a recipe's tables stay the same objects
         return {**own, **{kind: each for kind, each in _registered(table).items() if kind not in own}}
     import_module(IMPORTED[table])
     return _registered(table)

@@ -79,19 +79,14 @@ def _component(node: Definition, decorator: ast.Call, where: str, names: _Names)
 
 def _arguments(node: Definition, table: str, names: _Names) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
     said = dict(meanings(ast.get_docstring(node)))
-    functions = {} if isinstance(node, ast.FunctionDef) else _functions(node)
-    make = node if isinstance(node, ast.FunctionDef) else functions.get("from_recipe") or functions.get("__init__")
+    if isinstance(node, ast.FunctionDef):
+        return checked_arguments(node.name, table, _parameters(node, names, method=False), said)
+    functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    make = functions.get("from_recipe") or functions.get("__init__")
     if make is None:
-        assert isinstance(node, ast.ClassDef)
-        found = list(_fields(node, names))
-    else:
-        said |= meanings(ast.get_docstring(make))
-        found = list(_parameters(make, names, method=make is not node))
-    return checked_arguments(node.name, table, found, said)
-
-
-def _functions(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    return {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        return checked_arguments(node.name, table, _fields(node, names), said)
+    said |= meanings(ast.get_docstring(make))
+    return checked_arguments(node.name, table, _parameters(make, names, method=True), said)
 
 
 def _fields(node: ast.ClassDef, names: _Names) -> Iterator[Found]:

@@ -26,8 +26,8 @@ MOST_ENTRIES = 64  # of a list: layers, channels, patterns
 
 
 @dataclass(frozen=True)
-class Said:
-    """How a type is called in the reference of recipes."""
+class Label:
+    """The words for a type in the reference of recipes."""
 
     text: str
 
@@ -66,26 +66,27 @@ def _not_tiny(**values: float) -> None:
 
 
 Positive = Annotated[
-    float, checked(validate.positive, validate.finite, _not_tiny, up_to(LARGEST)), Said("number above 0")
+    float, checked(validate.positive, validate.finite, _not_tiny, up_to(LARGEST)), Label("number above 0")
 ]
 NotNegative = Annotated[
-    float, checked(validate.not_negative, validate.finite, up_to(LARGEST)), Said("number, 0 or above")
+    float, checked(validate.not_negative, validate.finite, up_to(LARGEST)), Label("number, 0 or above")
 ]
-Real = Annotated[float, checked(validate.finite, up_to(LARGEST)), Said("number")]
-Probability = Annotated[float, checked(validate.probability), Said("number between 0 and 1")]
-Rate = Annotated[float, checked(validate.rate), Said("number above 0, at most 1")]
-Share = Annotated[float, Field(ge=0, lt=1), Said("number from 0 to below 1")]
-Whole = Annotated[int, checked(validate.whole, up_to(MOST_OF_ANYTHING)), Said("whole number, 1 or above")]
+Real = Annotated[float, checked(validate.finite, up_to(LARGEST)), Label("number")]
+Probability = Annotated[float, checked(validate.probability), Label("number between 0 and 1")]
+Rate = Annotated[float, checked(validate.rate), Label("number above 0, at most 1")]
+Share = Annotated[float, Field(ge=0, lt=1), Label("number from 0 to below 1")]
+Whole = Annotated[int, checked(validate.whole, up_to(MOST_OF_ANYTHING)), Label("whole number, 1 or above")]
 # The size comes first where the other check would turn a number of any length into floating point, and overflow.
-Count = Annotated[int, checked(up_to(MOST_OF_ANYTHING), validate.not_negative), Said("whole number, 0 or above")]
-Integer = Annotated[int, checked(up_to(10**18)), Said("whole number")]
-Natural = Annotated[int, checked(up_to(10**18), validate.not_negative), Said("whole number, 0 or above")]
-Text = Annotated[str, Field(max_length=1000), Said("text")]
-FilePath = Annotated[str, Field(max_length=1000), File(), Said("path of a file")]
+Count = Annotated[int, checked(up_to(MOST_OF_ANYTHING), validate.not_negative), Label("whole number, 0 or above")]
+# A `Count` is of things that there are; a `Natural` may be any number, such as a step or a seed.
+Integer = Annotated[int, checked(up_to(10**18)), Label("whole number")]
+Natural = Annotated[int, checked(up_to(10**18), validate.not_negative), Label("whole number, 0 or above")]
+Text = Annotated[str, Field(max_length=1000), Label("text")]
+FilePath = Annotated[str, Field(max_length=1000), File(), Label("path of a file")]
 Widths = Annotated[tuple[Whole, ...], Field(max_length=MOST_ENTRIES)]
 Channels = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
 Patterns = Annotated[
-    Sequence[Annotated[str, Field(max_length=200), Said("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
+    Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
 
 _PLAIN = {float: Real, int: Integer, str: Text, bool: bool, type(None): type(None)}
@@ -141,8 +142,8 @@ def described(annotation: Any) -> str:
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        said = [each.text for each in inner[1:] if isinstance(each, Said)]
-        return said[-1] if said else described(inner[0])
+        labels = [each.text for each in inner[1:] if isinstance(each, Label)]
+        return labels[-1] if labels else described(inner[0])
     if origin is Literal:
         return " or ".join(f'"{each}"' for each in inner)
     if origin in (Union, types.UnionType):
@@ -153,12 +154,3 @@ def described(annotation: Any) -> str:
         return described(_PLAIN[annotation])
     counted = f"of {len(inner)}: " if origin is tuple and Ellipsis not in inner else "of: "
     return f"list {counted}{described(inner[0])}"
-
-
-def names_a_file(annotation: Any) -> bool:
-    """Whether a type is, or can be, the path of a file.
-
-    >>> names_a_file(FilePath | None), names_a_file(Text)
-    (True, False)
-    """
-    return any(isinstance(each, File) or names_a_file(each) for each in get_args(annotation))

@@ -7,18 +7,17 @@ import pytest
 from hoarfrost.recipes import read_recipe, recipes, schema, to_toml
 from hoarfrost.recipes.loading import about
 from hoarfrost.recipes.reference import reference
-from hoarfrost.recipes.schema import Recipe, Table, choices, meaning, table, table_at
+from hoarfrost.recipes.schema import ComponentTable, Recipe, Table, forms, meaning
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 FORMS: dict[str, type[Table]] = {"recipe": Recipe}
 for _name in Recipe.model_fields:
-    if (_plain := table_at(Recipe, _name, None)) is not None:
-        FORMS[_name] = _plain
-    FORMS |= {f"{_name} {each.kind}": table(_name, each.kind) for each in choices(_name)}
+    for _form in forms(_name):
+        FORMS[f"{_name} {_form._component.kind}" if issubclass(_form, ComponentTable) else _name] = _form
 
 
 def test_the_page_is_what_the_command_prints() -> None:
-    made = "python -m hoarfrost.recipes.reference > docs/recipes.md"
+    made = "hoarfrost recipe reference > docs/recipes.md"
     assert PAGE.read_text("utf-8") == reference(), f"the page is out of date: {made}"
 
 

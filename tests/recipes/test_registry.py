@@ -122,7 +122,7 @@ def test_a_new_freezer_is_its_class_and_nothing_else() -> None:
 
 
 def test_an_optimizer_a_schedule_a_model_and_a_data_set_of_ones_own() -> None:
-    @component("optimizer", "plain", examples=lambda: {"plain": {"lr": 0.1}})
+    @component("optimizer", "plain", examples=lambda: [("plain", {"lr": 0.1})])
     class Plain(torch.optim.SGD):
         """SGD."""
 

@@ -103,7 +103,7 @@ class Checkpoint:
             private.loader.load_state_dict({**self.position, "steps_drawn": self.steps_taken})
             private.model.load_state_dict(_below("model", tensors))
             _load_optimizer(optimizer.inner, self._optimizer, tensors)
-            if self._clipper == repr(clipper):
+            if self._clipper == optimizer.engine.clipper_words:
                 clipper.load_state(_below("clipper", tensors))
             stands = optimizer.controller is not None and optimizer.controller.restore(
                 self._freezer, self._live_shares, _below("freezer", tensors)
@@ -153,8 +153,8 @@ def save(
         "account": private.account.snapshot().as_dict(),
         "position": private.loader.state_dict(),
         "ledger": _ledger(private),
-        "clipper": repr(clipper),
-        "freezer": None if controller is None else repr(controller.freezer),
+        "clipper": private.optimizer.engine.clipper_words,
+        "freezer": None if controller is None else controller.words,
         "live_shares": float(private.steps_taken) if controller is None else controller.live_shares,
         "optimizer": optimizer,
         "scheduler": None if scheduler is None else scheduler.state_dict(),
@@ -214,7 +214,10 @@ def _like(now: Any, saved: Any) -> Any:
     if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
         return [_like(a, b) for a, b in zip(now, saved, strict=True)]
     if isinstance(now, dict) and isinstance(saved, dict):
-        return {key: _like(now.get(key), value) for key, value in saved.items()}
+        # Keys are texts in JSON: those that are numbers now (a scheduler's milestones) become numbers again.
+        number = all(isinstance(key, int) for key in now) and bool(now)
+        found = {int(key) if number else key: value for key, value in saved.items()}
+        return type(now)({key: _like(now.get(key), value) for key, value in found.items()})
     return saved
 
 

@@ -1,15 +1,16 @@
 """Which of the batches that the loader has handed over the training loop is working on.
 
 The loader gives every chunk that it hands over a ticket. A loop may work on a chunk at once, or look ahead: a wrapper
-around the loader (as in accelerate or Lightning) takes further batches before the first of them is used. How far it
-looks ahead is seen at the first use in an iteration, and stays the same until the loader is exhausted; from then on
-what is left is used in order. Where the loop's tensors are those that were handed over, or hold the same numbers, they
-say which chunk they are.
+around the loader (as in accelerate or Lightning) takes further batches before the first of them is used. Where the
+tensors that reach the model are those that were handed over, they say which chunk it is. Otherwise (copies on another
+device) the chunk follows from its position: how far the loop looks ahead is seen at the first use in an iteration, and
+stays the same until the loader is exhausted; from then on what is left is used in order.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.nested import map_tensors
+
+HELD = 16  # chunks whose tensors are kept alive until it is known how far the loop looks ahead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,32 +42,49 @@ class Chunk:
 
 
 @dataclass(eq=False)
+class LogicalBatch:
+    """One Poisson batch, in one chunk or more. ``total`` is what the engine sums for it, once it has begun."""
+
+    number: int
+    total: Any = None
+
+
+@dataclass(eq=False)
 class Ticket:
-    """One chunk that was handed over: how many of its examples a backward pass has reached, and whether it is used up.
+    """One chunk that was handed over.
 
     Args:
-        batch: the number of the logical batch that the chunk belongs to.
         process: the one that it was handed to.
+        covered: how many of its examples backward passes have reached.
+        used: by backward passes over all of it, or by the step that released its batch.
+        passed: the loop works on a later one.
+        tensors: what was handed over, as long as anybody has it.
+        held: the same, kept alive until it is known how far the loop looks ahead.
     """
 
     chunk: Chunk
-    batch: int
+    batch: LogicalBatch
     process: int = field(default_factory=os.getpid)
     covered: int = 0
-    used: bool = False  # by a backward pass over all of it, or by the step that released its batch
-    released: bool = False
-    passed: bool = False  # the loop works on a later one
+    used: bool = False
+    passed: bool = False
     tensors: tuple[weakref.ref[Tensor], ...] = ()
-    held: tuple[Tensor, ...] = ()  # the same, kept alive until it is known how far the loop looks ahead
+    held: tuple[Tensor, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a batch of its own."""
+        return self.chunk.first and self.chunk.last
 
 
 class Tickets:
     """The tickets that are out, oldest first.
 
     Guarantees:
-        `open` and `current` are the chunk that the loop works on, as long as the loop uses chunks in the order in which
-        they were handed over, each at most once. It may skip some, and may look ahead by any number of chunks. Where
-        the very tensors that were handed over reach the model, their chunk is known for certain.
+        Where the very tensors that were handed over reach the model, their chunk is known for certain. Otherwise `open`
+        is right as long as the loop uses chunks in the order in which they were handed over, each at most once, and
+        looks ahead by the same number of chunks throughout an iteration; it may skip batches. What does not fit this is
+        refused where chunks of two batches could be taken for one batch's. Hand-overs may come from another thread.
 
     >>> tickets = Tickets()
     >>> for examples in (3, 0, 5):  # a loop that looks ahead by two
@@ -80,24 +100,35 @@ class Tickets:
         self._out: deque[Ticket] = deque()
         self._lag: int | None = None  # how many chunks the loop is behind what was handed over last; seen at first use
         self._exhausted = False  # the loader has nothing more to hand over
+        self._since_use = 0  # chunks handed over since the model ran last
+        self._of_earlier_iterations = 0
         self._worked_on: Ticket | None = None  # what the model ran on last
-        self._batches = 0
+        self._batch = LogicalBatch(0)  # that is being handed over
+        self._void = 0  # the number of the last batch that was released, or given up
+        self._lock = threading.RLock()
 
     # What the loader says.
 
     def hand_over(self, chunk: Chunk, batch: Any = None) -> None:
         """A chunk leaves the loader; ``batch`` is what the loop gets."""
-        self._batches += chunk.first
-        tensors = tuple(_tensors(batch))
-        held = tensors if self._lag is None else ()
-        self._out.append(Ticket(chunk, self._batches, tensors=tuple(map(weakref.ref, tensors)), held=held))
-        self._drop_passed()
+        with self._lock:
+            if chunk.first:
+                self._batch = LogicalBatch(self._batch.number + 1)
+            tensors = tuple(_tensors(batch))
+            held = tensors if self._lag is None and len(self._out) < HELD else ()
+            self._out.append(Ticket(chunk, self._batch, tensors=tuple(map(weakref.ref, tensors)), held=held))
+            self._since_use += 1
+            self._pass_by()
 
     def begin(self) -> None:
         """An iteration of the loader begins. Tickets of one that was broken off are void."""
-        if not (self._exhausted and any(not ticket.used for ticket in self._out)):
-            self.clear()
-        self._exhausted = False
+        with self._lock:
+            if not (self._exhausted and any(not ticket.used for ticket in self._out)):
+                self.clear()
+            elif self._lag is None:  # nobody uses them: those before the last iteration are given up
+                for _ in range(self._of_earlier_iterations):
+                    self._out.popleft()
+            self._of_earlier_iterations, self._exhausted = len(self._out), False
 
     def end(self) -> None:
         """The iteration has nothing more to hand over."""
@@ -105,76 +136,112 @@ class Tickets:
 
     def clear(self) -> None:
         """Nothing that was handed over counts any more."""
-        self._out.clear()
-        self._lag, self._exhausted, self._worked_on = None, False, None
+        with self._lock:
+            self._out.clear()
+            self._lag, self._exhausted, self._worked_on = None, False, None
+            self._since_use = self._of_earlier_iterations = 0
 
     # What the engine asks.
 
     def open(self, inputs: Iterable[Tensor] = ()) -> Ticket | None:
         """The chunk that the model is about to run on; ``inputs`` are the tensors that reach it."""
-        known = self._recognised(list(inputs)) if len(self._out) > 1 else None
-        ticket = known or self._next()
-        for each in self._out:
-            each.held = ()
-        if self._exhausted and known is None and ticket is not None and ticket is self._worked_on and self.ahead:
-            raise NotPrivate(
-                "with batches fetched ahead, the model ran a second time before the first run was used: whether on the "
-                "same batch or on the next one cannot be known. Run the model once on each batch, and call backward()"
-            )
-        self._worked_on = ticket
-        return ticket
+        with self._lock:
+            known = self._recognised(list(inputs))
+            if known is None:
+                self._refuse_unclear()
+            self._worked_on = known or self._next()
+            self._since_use = 0
+            for ticket in self._out:
+                ticket.held = ()
+            return self._worked_on
 
     def current(self) -> Ticket | None:
         """The chunk that the loop works on: what the model ran on last, or one that it never ran on."""
-        if self._exhausted and self._worked_on is not None and not self._worked_on.released:
-            return self._worked_on
-        return self._next()
-
-    def _next(self) -> Ticket | None:
-        if self._exhausted:
-            return next((ticket for ticket in self._out if not ticket.used and not ticket.passed), None)
-        if not self._out:
-            return None
-        if self._lag is None:
-            self._lag = len(self._out) - 1
-        return self._out[-1 - self._lag] if self._lag < len(self._out) else self._out[0]
+        with self._lock:
+            if self._exhausted and self._worked_on is not None and not self.is_void(self._worked_on):
+                return self._worked_on
+            return self._next()
 
     @property
     def ahead(self) -> bool:
-        """Whether more than one chunk is out: which one a run belongs to is then known from its number of rows too."""
-        return sum(not ticket.used for ticket in self._out) > 1
+        """Whether more than one chunk is out: which one a run belongs to must show in its number of rows, too."""
+        with self._lock:
+            return sum(not ticket.used and not ticket.passed for ticket in self._out) > 1
 
-    def release(self, last: Ticket) -> None:
-        """The batch that ends with this chunk was released: nothing of it, or of what came before, can be used."""
-        for ticket in self._out:
-            if ticket.batch <= last.batch:
-                ticket.used = ticket.released = True
-        last.used = last.released = True
+    def release(self, batch: LogicalBatch) -> None:
+        """The batch was released: nothing of it, or of what came before, can be used."""
+        with self._lock:
+            self._void = max(self._void, batch.number)
+            for ticket in self._out:
+                ticket.used |= self.is_void(ticket)
+
+    def reset(self) -> None:
+        """Nothing that was handed over, or that a graph holds, can be used any more."""
+        with self._lock:
+            self._void = self._batch.number
+            self.clear()
+
+    def is_void(self, ticket: Ticket) -> bool:
+        """Whether its batch was released or given up, or a later one was."""
+        return ticket.batch.number <= self._void
+
+    # The inside.
+
+    def _next(self) -> Ticket | None:
+        """By position."""
+        if self._exhausted:
+            return next((ticket for ticket in self._out if not ticket.used and not ticket.passed), None)
+        out = [ticket for ticket in self._out if not ticket.passed]
+        if not out:
+            return None
+        if self._lag is None:
+            self._lag = len(out) - 1
+        return out[max(0, len(out) - 1 - self._lag)]
+
+    def _refuse_unclear(self) -> None:
+        """Refuses a run where its position leaves open which chunk it is on, and chunks of two batches could mix."""
+        if self._lag is None or all(ticket.whole for ticket in self._out):
+            return
+        expected = {0} if self._exhausted else {1} if self._lag else {0, 1}
+        again = self._exhausted and self._worked_on is not None and not self._worked_on.used
+        if again or self._since_use not in expected:
+            raise NotPrivate(
+                "which chunk of a batch the model runs on cannot be known: the loop skips chunks, runs the model twice "
+                "on one, or fetches now more and now fewer of them ahead, and its tensors are not those of the loader. "
+                "Run the model once on each chunk, in the order in which the loader gives them"
+            )
 
     def _recognised(self, inputs: list[Tensor]) -> Ticket | None:
         """The one chunk whose own tensors these are. Where several are (the very same tensor twice), nobody knows."""
         places = {_place(t) for t in inputs} - {None}
-        found = []
-        for number, ticket in enumerate(self._out):
-            alive = (t for t in (ref() for ref in ticket.tensors) if t is not None)
-            if any(_place(t) in places for t in alive):
-                found.append(number)
-        if not found:
-            found = [n for n, ticket in enumerate(self._out) if any(_equal(a, b) for a in ticket.held for b in inputs)]
+        found = [ticket for ticket in self._out if any(_place(t) in places for t in _alive(ticket))]
+        if not found and len(self._out) > 1:
+            found = [ticket for ticket in self._out if any(_equal(a, b) for a in ticket.held for b in inputs)]
         if len(found) != 1:
             return None
-        if not self._exhausted:
-            self._lag = len(self._out) - 1 - found[0]
-        for ticket in list(self._out)[: found[0]]:
-            ticket.passed = True
-        ticket = self._out[found[0]]
-        self._drop_passed()
+        (ticket,) = found
+        if not ticket.passed and not ticket.used:
+            number = self._out.index(ticket)
+            for earlier in list(self._out)[:number]:
+                earlier.passed = True
+            if not self._exhausted:
+                self._lag = len(self._out) - 1 - number
         return ticket
 
-    def _drop_passed(self) -> None:
-        """The loop takes chunks in order: what lies before the one it works on is behind it."""
-        while self._lag is not None and not self._exhausted and len(self._out) > self._lag + 1:
+    def _pass_by(self) -> None:
+        """The loop takes chunks in order: what lies before the one it works on is behind it.
+
+        A ticket goes when its tensors are gone: until then they must be recognised, if they are used again.
+        """
+        if self._lag is not None and not self._exhausted:
+            for ticket in list(self._out)[: max(0, len(self._out) - 1 - self._lag)]:
+                ticket.passed = True
+        while self._out and self._out[0].passed and not any(True for _ in _alive(self._out[0])):
             self._out.popleft()
+
+
+def _alive(ticket: Ticket) -> Iterable[Tensor]:
+    return (t for t in (ref() for ref in ticket.tensors) if t is not None)
 
 
 def _tensors(batch: Any) -> list[Tensor]:

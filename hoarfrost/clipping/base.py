@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost import validate
-from hoarfrost.errors import InvalidValue
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.info import RunInfo
 
 # Clipped gradients are multiplied and added up in float32, whose rounding would overshoot a bound by parts in ten
@@ -150,6 +150,23 @@ class Clipping:
         # Of an infinite norm nothing is kept, and what is not a number stays so in the minimum: both become 0.
         factors = torch.minimum(asked.to(norms.dtype), most).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
         return factors if len(aims) == 1 else factors.masked_fill_(~norms.isfinite().all(1, keepdim=True), 0.0)
+
+    def check_rows(self, norms: Tensor) -> None:
+        """Refuses a rule or a statistic with which one example has a say in another's factor or number.
+
+        Tried on the first, the last and the longest of these norms, each by itself.
+        """
+        for row in {0, len(norms) - 1, int(norms.sum(1).nan_to_num(0.0).argmax())}:
+            one = norms[row : row + 1]
+            pairs = [(self.rule, "a clipping's rule"), *((s.values, f"statistic {s.name!r}") for s in self.statistics)]
+            for function, what in pairs:
+                alone, together = function(one.clone())[0], function(norms.clone())[row]
+                if not torch.allclose(alone, together, rtol=1e-4, atol=1e-6, equal_nan=True):
+                    raise NotPrivate(
+                        f"{what} gives an example another number in a batch than alone: it uses the other examples' "
+                        "norms (a mean, a maximum), so that one example changes what is kept of all. Compute each row "
+                        "from that row of norms; for a norm that follows the data, use noisy statistics (observe)"
+                    )
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.

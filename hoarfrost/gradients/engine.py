@@ -7,9 +7,8 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import check_clipping
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.batch_sums import BatchSums
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
@@ -35,6 +35,7 @@ from hoarfrost.observers import Observer, Sums
 from hoarfrost.tickets import Ticket, Tickets
 
 Reduction = Literal["mean", "sum"]
+ROW_CHECKS = 3  # batches on which it is tried whether a clipping's rule works row by row
 
 
 @dataclass
@@ -75,14 +76,16 @@ class Engine:
         info: Callable[[], RunInfo] | None = None,
     ):
         self.model, self.clipper = model, clipper.fresh()
+        self.clipper_words = repr(self.clipper)  # before anything is observed, which some show
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
-        self.tickets = tickets or Tickets()
+        self.sums = BatchSums(tickets or Tickets(), views, self._begin_batch)
         self.encoding = Encoding()
         self.observers: list[Observer] = []
         self.step, self.info = step, info or (lambda: RunInfo({name: p.shape for name, p in parameters.items()}))
         self.masks: Masks = {}  # of parameters of which only some coordinates are live
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
+        self._rows_checked = 0
         self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
@@ -92,10 +95,7 @@ class Engine:
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
         self._untrained = {p for p in model.parameters() if p not in self._parameters}
-        self._sums: dict[int, ClippedSum] = {}  # of logical batches that have begun, by their number
         self._checked: Clipping | None = None  # the last clipping that was found to be sound
-        self._summing: int | None = None  # the one that a backward pass added to last
-        self._ticket: Ticket | None = None  # of the chunk that the model runs on
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
         self._calls = 0
         self._passes: dict[int, _Pass] = {}
@@ -179,7 +179,7 @@ class Engine:
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
-        ticket, call = self._ticket, self._call
+        ticket, call = self.sums.ticket, self._call
 
         def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
             self._join(ticket, call)
@@ -189,7 +189,7 @@ class Engine:
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
-        ticket, call = self._ticket, self._call
+        ticket, call = self.sums.ticket, self._call
 
         def hook(gradient: Tensor) -> None:
             self._join(ticket, call)
@@ -203,7 +203,13 @@ class Engine:
         """Records what one use of ``parameter`` contributes to the backward pass that is running, if it is live."""
         if self.trains(parameter):
             this_pass = self._passes[torch._C._current_graph_task_id()]
-            this_pass.captured.setdefault(parameter, []).append(contribution)
+            uses = this_pass.captured.setdefault(parameter, [])
+            if uses and this_pass.call == 0:
+                raise NotPrivate(
+                    f"{self._parameters[parameter]} is used twice outside of a run of the whole model: whether both "
+                    "uses are of the same examples cannot be known. Call the model that was made private, not its parts."
+                )
+            uses.append(contribution)
 
     def _join(self, ticket: Ticket | None, call: int) -> None:
         """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
@@ -239,99 +245,23 @@ class Engine:
         """Whether rules apply: whenever a backward pass could follow, in training mode or not."""
         return torch.is_grad_enabled() and not self._paused
 
-    # The batch: which chunk the model runs on, and what it may add to.
-
-    def open(self, inputs: Sequence[Tensor]) -> int | None:
-        """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
-        self._ticket = self.tickets.open(inputs)
-        return None if self._ticket is None else self._ticket.chunk.examples * self.views
-
-    def begin(self, rows: int) -> None:
-        """The run has so many rows, which must be those of the chunk; the first chunk of a batch fixes its clipping."""
-        ticket = self._ticket
-        if ticket is None:
-            return
-        if self.tickets.ahead and rows != ticket.chunk.examples * self.views:
-            raise NotPrivate(
-                f"the loader has handed over several batches, and the model runs on {rows} rows, where the next batch "
-                "in turn has another number. With batches fetched ahead, run the model once on each batch, whole, and "
-                "in the order in which the loader gives them"
-            )
-        if not ticket.released:  # or it is no training step, and a backward pass is refused
-            self._sum_of(ticket)
-
-    def _sum_of(self, ticket: Ticket) -> ClippedSum:
-        if ticket.batch not in self._sums:
-            clipping = self.clipper.begin(self.step(), self.info())
-            if self._checked is None or clipping is not self._checked:
-                encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
-                self._checked = check_clipping(clipping, self.clipper, encoded)
-            self._sums[ticket.batch] = ClippedSum(clipping)
-        return self._sums[ticket.batch]
-
-    def _cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:
-        """The sum that a backward pass over ``examples`` examples may add to.
-
-        Refuses one that would count an example twice, or in a step that it was not drawn for.
-        """
-        if ticket is None or ticket.released or ticket.batch not in self._sums:
-            raise NotPrivate(
-                "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
-                "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."
-            )
-        if self._summing not in (None, ticket.batch):
-            other = self._sums[self._summing]
-            if other.last is not None and other.sums:
-                raise NotPrivate(
-                    "two Poisson batches before one optimizer.step(): an example may be in both, and would count "
-                    "twice. Step once for each batch; to accumulate over smaller pieces of one, use "
-                    "max_physical_batch=."
-                )
-            del self._sums[self._summing]  # a batch that was broken off: nothing of it is released
-        if ticket.chunk.examples and ticket.covered + examples > ticket.chunk.examples:
-            raise NotPrivate(
-                "backward() over more examples than are left of those drawn: an example's gradient may enter a step "
-                "only once. Add losses up before one backward()."
-            )
-        ticket.covered += examples
-        ticket.used = ticket.covered >= ticket.chunk.examples
-        self._summing, total = ticket.batch, self._sums[ticket.batch]
-        total.last = ticket if ticket.chunk.last else None
-        return total
-
-    def discard(self) -> None:
-        """What `zero_grad` means: drops sums that no step will use. Chunks of a batch still under way are kept."""
-        if self._summing is not None and self._sums[self._summing].last is not None:
-            self._sums[self._summing].drop()
-
-    def reset(self) -> None:
-        """Forgets everything that was handed over or summed: what follows needs a new batch."""
-        self.tickets.clear()
-        self._sums, self._summing, self._ticket = {}, None, None
-        self._passes.clear()
+    def _begin_batch(self) -> Clipping:
+        """How the coming logical batch is clipped."""
+        clipping = self.clipper.begin(self.step(), self.info())
+        if self._checked is None or clipping is not self._checked:
+            encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
+            self._checked = check_clipping(clipping, self.clipper, encoded)
+        return clipping
 
     def release(self) -> ClippedSum | None:
         """The clipped sum of the logical batch, once; None while chunks of it are still to come."""
         self._passes.clear()
-        summed = None if self._summing is None else self._sums[self._summing].last
-        ticket = summed or self.tickets.current()
-        if ticket is None or ticket.released:
-            raise NotPrivate(
-                "optimizer.step() without a batch: every step needs a Poisson batch of its own, drawn since the last "
-                "step from the loader that make_private returned."
-            )
-        if ticket.process != os.getpid():
-            raise NotPrivate(
-                "optimizer.step() in another process than the one that drew the batch: a fork would release the same "
-                "step twice. Let the process that trains draw its own batches."
-            )
-        if not ticket.chunk.last:
-            return None
-        total = self._sum_of(ticket)
-        self._sums = {number: later for number, later in self._sums.items() if number > ticket.batch}
-        self._summing, self._ticket = None, None
-        self.tickets.release(ticket)
-        return total
+        return self.sums.release()
+
+    def reset(self) -> None:
+        """Forgets everything that was handed over or summed: what follows needs a new batch."""
+        self._passes.clear()
+        self.sums.reset()
 
     # The backward pass: from contributions to clipped sums.
 
@@ -349,7 +279,7 @@ class Engine:
         if len(counts) > 1:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
-        total = self._cover(this_pass.ticket, examples)
+        total = self.sums.cover(this_pass.ticket, examples)
         assert this_pass.ticket is not None  # or it was refused
         if this_pass.ticket.chunk.examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
@@ -362,8 +292,10 @@ class Engine:
             devices = {self._parameters[p]: p.device for p in captured}
             norms = self._norms(uses, total, examples, device).mul_(scale)
             total.count(norms)
-            factors = total.clipping.factors(norms)
-            every = (norms, factors)
+            if self._rows_checked < ROW_CHECKS:
+                self._rows_checked += examples > 1
+                total.clipping.check_rows(norms)
+            factors = every_factor = total.clipping.factors(norms)
             finite = norms.isfinite().all(1)
             if not finite.all():
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
@@ -377,18 +309,21 @@ class Engine:
             def summed(name: str) -> Tensor:
                 return uses[name].weighted_sum(weights[block_of[name]].to(devices.get(name, device)))
 
+            clipped: dict[str, Tensor] = {}
             if self.observers:
+                clipped = {name: summed(name) for name in uses}
                 whole = torch.full_like(weights[0], scale)
                 shown = Sums(
-                    *every,
+                    norms=norms,
+                    factors=every_factor,
                     clipping=total.clipping,
-                    clipped={name: summed(name) for name in uses},
+                    clipped=clipped,
                     unclipped=lambda: {n: u.weighted_sum(whole.to(devices.get(n, device))) for n, u in uses.items()},
                 )
                 for observer in self.observers:
                     observer.on_sums(shown)
             for name in list(uses):
-                total.add(name, shown.clipped[name] if self.observers else summed(name))
+                total.add(name, clipped[name] if name in clipped else summed(name))
                 del uses[name]  # its tensors go as soon as they are summed
 
     def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:

@@ -74,7 +74,7 @@ class Root(Wrapped):
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         tensors = probe.tensors_in((args, kwargs))
-        where = probe.examples_in(tensors, engine.open(tensors), engine.batch_first)
+        where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
         if where.rows == 0:
             # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
             # nothing is kept.
@@ -82,7 +82,7 @@ class Root(Wrapped):
             if not engine.order:
                 probe.find_order(engine, self.original, args, kwargs)
             engine.before_run()
-            engine.begin(0)
+            engine.sums.begin(0)
             with engine.running(engine.views):
                 output = self.original(*args, **kwargs)
             return map_tensors(lambda t: t[:0] if t.dim() else t, output)
@@ -93,7 +93,7 @@ class Root(Wrapped):
             enough = where.rows >= 3 * engine.views
             engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
         engine.before_run()
-        engine.begin(where.rows)
+        engine.sums.begin(where.rows)
         with engine.running(where.rows):
             return self.original(*args, **kwargs)
 

@@ -91,7 +91,7 @@ class PrivateOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients. Chunks of a logical batch that is still under way are kept."""
         self.inner.zero_grad(set_to_none)
-        self.engine.discard()
+        self.engine.sums.discard()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""

@@ -151,6 +151,7 @@ class PoissonLoader:
         until = self._first_step(self.epoch)
         self._rest = min(max(0, until - self.steps_drawn), until - self._first_step(max(0, self.epoch - 1)))
         self._batches.draws = None
+        self._paid = False  # what was charged for a batch that was not handed over is lost
         self.tickets.clear()
 
     def one_by_one(self, poisson: Poisson) -> Iterator[Any]:

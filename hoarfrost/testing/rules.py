@@ -129,7 +129,7 @@ class _Check:
         engine, seen = Engine(model, parameters, Local(clip_norm), loss_reduction="sum", views=views), _Norms()
         engine.observers.append(seen)
         engine.masks = {name: resolve_mask(mask, parameters[name]) for name, mask in (masks or {}).items()}
-        engine.tickets.hand_over(Chunk(examples=oracle.rows_of(batch) // views, first=True, last=True))
+        engine.sums.tickets.hand_over(Chunk(examples=oracle.rows_of(batch) // views, first=True, last=True))
         self.row_losses(model(*batch)).sum().backward()
         total = engine.release()
         return seen.norms, {} if total is None else total.sums
@@ -139,7 +139,7 @@ class _Check:
         model = copy.deepcopy(self.model)
         wanted = _first(model(*batch)).detach()
         engine = Engine(model, dict(model.named_parameters()), Local(1.0))
-        engine.tickets.hand_over(Chunk(examples=oracle.rows_of(batch), first=True, last=True))
+        engine.sums.tickets.hand_over(Chunk(examples=oracle.rows_of(batch), first=True, last=True))
         if not torch.allclose(_first(model(*batch)).detach(), wanted, rtol=1e-5, atol=1e-6):
             self.found.add(f"the output by the rule is not that of forward() ({name})", "Return what forward() does")
 

@@ -66,7 +66,7 @@ def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) / self.views)
         assert not audit.sensitivity(model=model, shape=shape, views=3, rounds=1).passed
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) * float(self._ticket.chunk.first))
+        patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) * float(self.sums.ticket.chunk.first))
         assert audit.sensitivity(model=model, shape=shape, rounds=1).passed
         assert not audit.sensitivity(model=model, shape=shape, max_physical_batch=1, rounds=1).passed
 

@@ -406,7 +406,7 @@ def test_a_rule_that_changes_its_mind_stays_within_the_bound() -> None:
 
 def so_far(run: Run) -> dict[str, Tensor]:
     engine = run.private.optimizer.engine
-    return {} if engine._summing is None else engine._sums[engine._summing].sums
+    return {} if engine.sums.total is None else engine.sums.total.sums
 
 
 def test_what_follows_from_a_broken_off_batch_is_nothing() -> None:

@@ -39,7 +39,9 @@ def fast(
 
 
 def model_output(engine: Engine, model: nn.Module, batch: object, setting: Setting) -> torch.Tensor:
-    engine.tickets.hand_over(Chunk(examples=oracle._rows(batch, setting.dim) // setting.views, first=True, last=True))
+    engine.sums.tickets.hand_over(
+        Chunk(examples=oracle._rows(batch, setting.dim) // setting.views, first=True, last=True)
+    )
     return model(batch)
 
 

@@ -290,7 +290,7 @@ def test_packed_sequences_that_are_not_the_examples_are_refused() -> None:
 def test_a_forward_pass_without_a_backward_leaves_nothing_behind() -> None:
     model = Recur()
     engine = Engine(model, dict(model.named_parameters()), Local(1.0))
-    engine.tickets.hand_over(Chunk(examples=6, first=True, last=True))
+    engine.sums.tickets.hand_over(Chunk(examples=6, first=True, last=True))
     batch = sequences()()
     kept_for_backward = weakref.ref(batch["x"])
     output = model(batch)

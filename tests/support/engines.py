@@ -21,7 +21,7 @@ def engine_for(model: nn.Module, clip_norm: float = 1.0, **options: Any) -> Engi
 
 def announce(engine: Engine, examples: int, *, first: bool = True, last: bool = True) -> None:
     """What the loader does when it hands a chunk over."""
-    engine.tickets.hand_over(Chunk(examples=examples, first=first, last=last))
+    engine.sums.tickets.hand_over(Chunk(examples=examples, first=first, last=last))
 
 
 def clipped_sums(engine: Engine, batch: Tensor, loss: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def clipped_sums(engine: Engine, batch: Tensor, loss: Callable[[Tensor], Tensor]
 
 def sums_so_far(engine: Engine) -> dict[str, Tensor]:
     """What the batch under way adds up to, by parameter name."""
-    return {} if engine._summing is None else dict(engine._sums[engine._summing].sums)
+    return {} if engine.sums.total is None else dict(engine.sums.total.sums)
 
 
 def flat(sums: dict[str, Tensor]) -> Tensor:

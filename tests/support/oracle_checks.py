@@ -28,7 +28,7 @@ def private_sums(
     names = {p: name for name, p in model.named_parameters()}
     live = {name: p for p, name in names.items() if p.requires_grad}
     engine = Engine(model, live, Local(clip_norm), loss_reduction="sum", views=views)
-    engine.tickets.hand_over(Chunk(examples=oracle._rows(batch, 0) // views, first=True, last=True))
+    engine.sums.tickets.hand_over(Chunk(examples=oracle._rows(batch, 0) // views, first=True, last=True))
     torch.manual_seed(seed)
     output = model(batch)
     projected(output).sum().backward()

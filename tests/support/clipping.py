@@ -15,7 +15,7 @@ import hoarfrost
 from hoarfrost.clipping import Clipper
 from hoarfrost.masks import Channels, Mask, as_tensor
 from tests import oracle
-from tests.clipping.settings import Known, Style
+from tests.clipping.settings import Known, Style, local
 from tests.gradients.settings import Tied, projected
 from tests.support.freezing import Scripted
 
@@ -236,3 +236,18 @@ class Run:
                     self.seen.append(noisy.statistics)
                 if self.private.steps_taken == number:
                     break
+
+
+def run_of(clipper: Clipper, case: Case = PLAIN, **options: Any) -> Run:
+    """A run of any style, of which the oracle is not asked."""
+    return Run(Style("any", clipper, local(1.0)), case, **options)
+
+
+def take_steps(run: Run, number: int = 1) -> None:
+    until = run.private.steps_taken + number
+    while run.private.steps_taken < until:
+        for x in run.private.loader:
+            run.backward(x)
+            run.private.optimizer.step()
+            if run.private.steps_taken == until:
+                break

@@ -89,13 +89,17 @@ class Query:
         """
         saved = {name: t.detach().clone() for name, t in self._tensors()}
         before = [(p, p.grad, p.requires_grad) for p in self._model.parameters()]
+        modes = [(module, module.training) for module in self._model.modules()]
 
         @torch.no_grad()
         def put_back() -> None:
             for name, t in self._tensors():
-                t.copy_(saved[name])
+                if not torch.equal(t, saved[name]):  # what did not change may be in a graph that is under way
+                    t.copy_(saved[name])
             for p, _, _ in before:
                 p.grad = None
+            for module, training in modes:
+                module.training = training
 
         for p, _, _ in before:
             p.grad = None

@@ -213,19 +213,19 @@ class Tickets:
 
     def _recognised(self, inputs: list[Tensor]) -> Ticket | None:
         """The one chunk whose own tensors these are. Where several are (the very same tensor twice), nobody knows."""
-        places = {_place(t) for t in inputs} - {None}
-        found = [ticket for ticket in self._out if any(_place(t) in places for t in _alive(ticket))]
+        places = {place for t in inputs for place in _places(t)}
+        found = [t for t in self._out if any(not places.isdisjoint(_places(each)) for each in _alive(t))]
         if not found and len(self._out) > 1:
             found = [ticket for ticket in self._out if any(_equal(a, b) for a in ticket.held for b in inputs)]
         if len(found) != 1:
             return None
         (ticket,) = found
-        if not ticket.passed and not ticket.used:
-            number = self._out.index(ticket)
-            for earlier in list(self._out)[:number]:
-                earlier.passed = True
+        if not ticket.used:
+            here = self._out.index(ticket)
+            for number, other in enumerate(self._out):
+                other.passed = number < here
             if not self._exhausted:
-                self._lag = len(self._out) - 1 - number
+                self._lag = len(self._out) - 1 - here
         return ticket
 
     def _pass_by(self) -> None:
@@ -262,9 +262,9 @@ def _equal(handed_over: Tensor, reached: Tensor) -> bool:
     return torch.equal(handed_over.to(reached.device), reached)
 
 
-def _place(t: Tensor) -> tuple[Any, int] | None:
-    """Where its numbers lie in memory, if it has any."""
+def _places(t: Tensor) -> list[object]:
+    """By which it is recognised: itself, and where its numbers lie in memory, which views of it share."""
     try:
-        return (t.device, t.data_ptr()) if t.numel() else None
+        return [id(t), (t.device, t.data_ptr())] if t.numel() else [id(t)]
     except RuntimeError:  # tensors without memory of their own, as tracing makes them
-        return None
+        return [id(t)]

@@ -24,6 +24,7 @@ run
 private checkpoint
 train
 audit
+testing
 cli
 """
 LINE = {room: number for number, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

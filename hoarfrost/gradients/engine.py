@@ -207,7 +207,7 @@ class Engine:
             if uses and this_pass.call == 0:
                 raise NotPrivate(
                     f"{self._parameters[parameter]} is used twice outside of a run of the whole model: whether both "
-                    "uses are of the same examples cannot be known. Call the model that was made private, not its parts."
+                    "uses are of the same examples cannot be known. Call the whole model, not its parts."
                 )
             uses.append(contribution)
 

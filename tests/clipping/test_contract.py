@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost.clipping import Block, Clipper, Clipping, Local, Statistic
 from hoarfrost.clipping.base import MARGIN
-from hoarfrost.errors import InvalidValue
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.info import RunInfo
 from tests import oracle
 from tests.support.clipping import run_of, take_steps
@@ -281,3 +282,41 @@ def test_the_oracle_s_noise_is_the_library_s() -> None:
     want, counts = oracle.stds(rule, 1.1)
     found = Clipping(blocks, ones, statistics).stds(1.1)
     assert found == (pytest.approx(want), pytest.approx([counts["c"]]))
+
+
+MIXING = {
+    "the median": lambda norms: (norms.median() / norms).clamp(max=1),
+    "the maximum": lambda norms: torch.ones_like(norms) / norms.max(),
+    "the mean": lambda norms: (norms.mean() / norms).clamp(max=1),
+    "the number of examples": lambda norms: torch.full_like(norms, 1 / len(norms)),
+}
+
+
+@pytest.mark.parametrize("rule", MIXING)
+def test_a_rule_that_looks_at_the_whole_batch_is_refused(rule: str) -> None:
+    """One example would change what is kept of all others."""
+    norms = torch.tensor([[0.5], [2.0], [7.0], [0.1]])
+    mixing = Clipping.flat(["w"], bound=1.0, rule=MIXING[rule])
+    with pytest.raises(NotPrivate, match="uses the other examples' norms"):
+        mixing.check_rows(norms)
+    plain = Clipping.flat(["w"], bound=1.0, rule=torch.ones_like)
+    plain.check_rows(norms)
+    counted = Statistic("s", lambda norms: MIXING[rule](norms)[:, 0], bound=10.0)
+    with pytest.raises(NotPrivate, match="statistic 's'"):
+        Clipping.flat(["w"], bound=1.0, rule=torch.ones_like, statistics=(counted,)).check_rows(norms)
+
+
+def test_a_rule_that_looks_at_the_whole_batch_is_refused_in_the_first_step() -> None:
+    class Median(Clipper):
+        def begin(self, step: int, info: RunInfo) -> Clipping:
+            return Clipping.flat(info.shapes, bound=1.0, rule=MIXING["the median"])
+
+    model = nn.Linear(4, 3)
+    data = TensorDataset(torch.randn(20, 4) * 5)
+    private = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, sample_rate=1.0, noise_multiplier=1.0, delta=1e-5,
+        clip=Median(),
+    )  # fmt: skip
+    (x,) = next(iter(private.loader))
+    with pytest.raises(NotPrivate, match="uses the other examples' norms"):
+        private.model(x).sum().backward()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import queue
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
@@ -17,6 +21,7 @@ import hoarfrost
 from hoarfrost.clipping import Local
 from hoarfrost.errors import NotPrivate
 from hoarfrost.observers import Observer, Released
+from hoarfrost.tickets import HELD
 from tests import oracle
 
 N, NORM = 40, 0.4
@@ -275,3 +280,84 @@ def assert_sum(found: dict[str, Tensor], parts: list[dict[str, Tensor]]) -> None
     ends = [parts[start:] for start in range(len(parts))]
     sums = [{name: sum(part[name] for part in end) for name in found} for end in ends]
     assert any(all(torch.allclose(found[n], s[n], rtol=1e-3, atol=1e-5) for n in found) for s in sums)
+
+
+def test_a_loop_that_changes_how_far_it_looks_ahead_is_followed_by_its_tensors() -> None:
+    """The first chunk is used at once, the others one later: chunks of two batches must not be taken for one batch."""
+    for seed in range(20):
+        private, seen = make(sample_rate=0.05, max_physical_batch=1, seed=seed), Steps()
+        private.observe(seen)
+        model, optimizer, loader = private
+        plain, parts = net(), []
+        batches = iter(loader)
+        fetched = [next(batches)]
+        while fetched:
+            x, y = fetched.pop(0)
+            taken = private.steps_taken
+            plain.load_state_dict(model.state_dict())
+            if len(x):
+                per_example = oracle.gradients(plain, (x, y), lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+                parts.append(oracle.clipped_sum(per_example, NORM))
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if private.steps_taken > taken:
+                for name, total in seen.sums[-1].items():
+                    torch.testing.assert_close(total, sum(p[name] for p in parts), rtol=1e-3, atol=1e-5)
+                parts = []
+            while len(fetched) < 2 and (batch := next(batches, None)) is not None:
+                fetched.append(batch)
+        assert private.steps_taken == private.charged
+
+
+def test_a_batch_before_the_last_is_recognised_if_it_is_used_again() -> None:
+    private = make(sample_rate=0.3)
+    batches = iter(private.loader)
+    x, y = next(batches)
+    F.cross_entropy(private.model(x), y).backward()
+    private.optimizer.step()
+    next(batches)
+    with pytest.raises(NotPrivate, match="already taken"):
+        F.cross_entropy(private.model(x), y).backward()
+
+
+@pytest.mark.parametrize("use", ["never", "without gradients", "forward only"])
+def test_batches_that_are_never_trained_on_are_not_kept(use: str) -> None:
+    private = make(sample_rate=0.1, seed=None)
+    drawn: list[weakref.ref[Tensor]] = []
+    for _ in range(5):
+        for x, _y in private.loader:
+            drawn.append(weakref.ref(x))
+            with torch.set_grad_enabled(use == "forward only"):
+                if use != "never":
+                    private.model(x)
+    gc.collect()
+    assert sum(ref() is not None for ref in drawn) <= HELD + 2
+    assert len(private.loader.tickets._out) <= 2 * 10
+
+
+def test_a_thread_may_fetch_ahead() -> None:
+    private, seen = make(sample_rate=0.2), Steps()
+    private.observe(seen)
+    waiting: queue.Queue[Any] = queue.Queue(maxsize=3)
+
+    def fetch() -> None:
+        for batch in private.loader:
+            waiting.put(batch)
+        waiting.put(None)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    batches = train(private, lambda _: iter(waiting.get, None), epochs=1)
+    thread.join()
+    assert len(batches) == len(seen.sums) == 5
+
+
+def test_a_refused_backward_leaves_the_run_able_to_go_on() -> None:
+    private = make(sample_rate=0.5, max_physical_batch=4)
+    x, y = next(iter(private.loader))
+    F.cross_entropy(private.model(x), y).backward()  # the first chunk of a batch, which is broken off
+    x, y = next(iter(private.loader))
+    with pytest.raises(NotPrivate, match="more examples than are left"):
+        F.cross_entropy(private.model(torch.cat([x, x])), torch.cat([y, y])).backward()
+    train(private, ahead(0), epochs=1)
+    assert private.steps_taken == 2

@@ -430,3 +430,42 @@ def test_a_ledger_that_was_cut_since_the_checkpoint_is_refused(path: Path, tmp_p
     where.write_bytes(early)
     with pytest.raises(LedgerDamaged, match="does not contain the record"):
         Checkpoint.read(path).restore(new_run(ledger=where, run="mine"))
+
+
+@pytest.mark.parametrize("kind", ["milestones", "in sequence"])
+def test_a_scheduler_whose_state_has_numbers_for_keys_goes_on(path: Path, kind: str) -> None:
+    def scheduled(private: Any) -> Any:
+        steps = torch.optim.lr_scheduler.MultiStepLR(private.optimizer, [5, 8], gamma=0.1)
+        if kind == "milestones":
+            return steps
+        constant = torch.optim.lr_scheduler.ConstantLR(private.optimizer, factor=1.0)
+        return torch.optim.lr_scheduler.SequentialLR(private.optimizer, [constant, steps], milestones=[1])
+
+    rates = []
+    for stop in (None, 4):
+        private = new_run()
+        scheduler = scheduled(private)
+        if stop is not None:
+            train_until(private, stop, scheduler)
+            save(path, private, scheduler=scheduler)
+            private = new_run()
+            scheduler = scheduled(private)
+            Checkpoint.read(path).restore(private, scheduler)
+        train_until(private, STEPS, scheduler)
+        rates.append(private.optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(rates[1])
+    assert rates[0] < 0.01
+
+
+def test_a_batch_that_could_not_be_read_before_a_restore_does_not_count_as_paid(path: Path) -> None:
+    private = new_run()
+    train_until(private, 2)
+    save(path, private)
+    collate = private.loader._loader.collate_fn
+    private.loader._loader.collate_fn = lambda rows: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        train_until(private, 3)
+    private.loader._loader.collate_fn = collate
+    Checkpoint.read(path).restore(private)
+    train_until(private, 4)
+    assert (private.steps_taken, private.charged) == (4, 5)

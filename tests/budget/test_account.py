@@ -247,7 +247,7 @@ def record(**body: Any) -> bytes:
 
 def as_before(path: Path, *bodies: dict[str, Any]) -> Path:
     """A ledger file as the version before wrote it: no record has an id or an owner."""
-    facts = {"who": "me", "code": "hoarfrost 0.1.0, torch 2.6.0"}
+    facts = {"who": "me", "code": "hoarfrost, torch"}
     first = {"kind": "create", "format": 1, "epsilon": None, "delta": DELTA, "accountant": "rdp", "keyed": False}
     head, lines = "0" * 64, b""
     for n, body in enumerate(({**first, "seeded": False, "note": "", **facts}, *bodies)):

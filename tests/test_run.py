@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,25 @@ def test_a_freezer_that_looks_again_is_charged_again_whatever_its_words(path: Pa
     reserved = [entry for entry in Ledger(books.path).entries if entry.owner is not None and entry.reserved]
     assert len(reserved) == 3
     assert len({entry.id for entry in reserved}) == 3
+
+
+def test_a_run_that_goes_back_to_before_a_look_looks_again(path: Path, tmp_path: Path) -> None:
+    """What it found is gone with the state that the checkpoint replaces."""
+    private = new_run(ledger=ledger(tmp_path).path, freeze=Selecting(step=2))
+    train_until(private, 1)
+    save(path, private)
+    train_until(private, 3)
+    train_until(restored(path, private), 3)
+    assert len(private.account.releases) == 2
+
+
+def test_a_copy_of_a_run_s_account_counts_for_itself() -> None:
+    private = new_run()
+    train_until(private, 2)
+    for account in (copy.deepcopy(private.account), pickle.loads(pickle.dumps(private.account))):
+        account.reserve()
+        private.account.restore(account.snapshot())
+    assert steps(private) == 4
 
 
 def test_a_spent_epsilon_is_found_at_the_same_step_however_the_run_came_there(path: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class Account:
     def planned(self) -> Statement:
         """What will have been spent when all steps are taken and all planned releases are made."""
         assert self.steps is not None
-        more = self.plan.event(max(0, self.steps - self.steps_taken - self._in_hand))
+        more = self.plan.event(max(0, self.steps - self.next_step - self._in_hand))
         events = by_kind((*self.events(), more, *self._pending()))
         return Statement.of(events, self.plan.delta, self.plan.accountant, seeded=self.seeded)
 
@@ -276,7 +276,7 @@ class Account:
         """
         self._check_owner()
         allowance, new = self._find(ledger, what, admission)
-        before = self.allowance, self.run, dict(self._counters), dict(self.releases)
+        before = self.allowance, self.run, self._open, dict(self._counters), dict(self.releases)
         try:
             self._attach(allowance)
         except BaseException:
@@ -285,7 +285,7 @@ class Account:
             if new:
                 allowance.close()
             self._held = {}
-            self.allowance, self.run, self._counters, self.releases = before
+            self.allowance, self.run, self._open, self._counters, self.releases = before
             raise
 
     def close(self) -> None:
@@ -515,10 +515,14 @@ class Account:
             self._owner, self._counter, self._open, self._held = os.getpid(), _new_id(), 0, {}
             self._update()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "on_change": _nothing, "_owner": None}  # whom to tell is the first one's, too
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _owner=None)
+        self.__dict__.update(state)
         self._counters, self.releases, self._made = dict(self._counters), dict(self.releases), list(self._made)
         self.allowance = copy(self.allowance)
+        self._check_owner()
 
 
 def _nothing() -> None:

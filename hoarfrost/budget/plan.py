@@ -137,6 +137,8 @@ class Plan:
             check_steps(steps)
         validate.count(taken=taken)
         planned = tuple(releases)
+        if not all(isinstance(release, PlannedRelease) for release in planned):
+            raise InvalidValue(f"releases are PlannedRelease(...), got {planned!r}")
         if noise_multiplier is None:
             assert epsilon is not None
             assert steps is not None

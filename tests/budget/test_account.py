@@ -8,7 +8,9 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 import pytest
 
 from hoarfrost.budget import Account, Allowance, Gaussian, Ledger, Plan, PlannedRelease, Snapshot, Unprotected
+from hoarfrost.budget import account as account_module
+from hoarfrost.budget import allowance as allowance_module
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 LOOK = Gaussian(noise_multiplier=6.0)
@@ -243,7 +247,7 @@ def record(**body: Any) -> bytes:
 
 def as_before(path: Path, *bodies: dict[str, Any]) -> Path:
     """A ledger file as the version before wrote it: no record has an id or an owner."""
-    facts = {"who": "me", "code": "hoarfrost 0.0.9, torch 2.6.0"}
+    facts = {"who": "me", "code": "hoarfrost, torch"}
     first = {"kind": "create", "format": 1, "epsilon": None, "delta": DELTA, "accountant": "rdp", "keyed": False}
     head, lines = "0" * 64, b""
     for n, body in enumerate(({**first, "seeded": False, "note": "", **facts}, *bodies)):
@@ -475,3 +479,100 @@ def test_what_was_refused_is_as_if_it_had_not_been_asked_for(tmp_path: Path) -> 
     assert Ledger(books.path).held() == ()
     take(account, 4)
     assert replace(account.plan.event(6)) in account.events()
+
+
+# Ctrl-C at every line.
+
+
+class Interruption:
+    """Raises KeyboardInterrupt before the line of that number (from 0), of those that the account's files run."""
+
+    FILES = (account_module.__file__, allowance_module.__file__)
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: Any, kind: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        if kind == "line":
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+        return self
+
+
+def run_through(folder: Path, interruption: Interruption | None) -> None:
+    """A loop whose owner goes on after Ctrl-C, whatever it met; then another process does."""
+    plan, books = calibrated(8, 0, 2, event=Gaussian(noise_multiplier=12.0)), ledger(folder)
+    account, taken, looks = Account(plan, run="mine"), 0, 0
+    snapshots = [account.snapshot()]
+
+    def step() -> None:
+        nonlocal taken
+        account.reserve()
+        account.charge()
+        taken += 1  # the noisy sum exists from here on
+        account.commit()
+
+    def look_at(number: int) -> None:
+        nonlocal looks
+        with account.release(plan.releases[number].event, "a look", number=number):
+            looks += 1
+
+    work: list[Callable[[], object]] = [
+        step, lambda: account.attach(books.path, ahead=2), lambda: look_at(0), step, step,
+        lambda: snapshots.append(account.snapshot()), step, lambda: account.reserve(),
+        lambda: account.restore(snapshots[-1], releases_stand=True), lambda: look_at(1), step, step,
+    ]  # fmt: skip
+    before = sys.gettrace()
+    sys.settrace(interruption)
+    try:
+        for each in work:
+            try:
+                each()
+            except KeyboardInterrupt:
+                continue
+            except BudgetSpent:
+                assert interruption is not None
+        with suppress(BudgetSpent, KeyboardInterrupt):  # whatever it takes for drawn
+            while True:
+                account.charge()
+                taken += 1
+    finally:
+        sys.settrace(before)
+
+    def check(known: Account, steps: int, of_looks: int) -> None:
+        assert known.charged_in_all >= steps
+        assert len(known.releases) >= of_looks
+        assert known.epsilon() <= 2.0
+
+    check(account, taken, looks)
+    take_all(account)
+    check(account, taken, looks)
+    if account.allowance is not None:
+        booked = Ledger(books.path).entries
+        assert sum(e.reserved for e in booked if e.owner is None) >= taken - 1  # one was before the ledger
+        assert sum(e.reserved for e in booked if e.owner is not None) >= looks
+        later = Account(plan, run="mine")
+        later.restore(snapshots[-1])
+        later.attach(books.path)
+        check(later, taken if len(snapshots) > 1 else taken - 1, looks)
+
+
+def test_the_loop_is_right_if_nobody_interrupts_it(tmp_path: Path) -> None:
+    interruption = Interruption(1_000_000)
+    run_through(tmp_path, interruption)
+    assert 1_000_000 - interruption.left > 600
+    run_through(tmp_path / "again", None)
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 12))])
+def test_ctrl_c_at_any_line_loses_nothing_that_was_released(tmp_path: Path, part: int) -> None:
+    for number in range(part, 10_000, 12):
+        interruption = Interruption(number)
+        run_through(tmp_path / str(number), interruption)
+        if interruption.left >= 0:
+            assert number > 600
+            return
+    pytest.fail("the loop has no end")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from hoarfrost import epochs
 
@@ -41,3 +42,38 @@ class RunInfo:
     def first_step(self, epoch: int) -> int:
         """The step that an epoch begins with."""
         return epochs.first_step(epoch, self.sample_rate)
+
+
+def layers_of(
+    model: nn.Module, used: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]
+) -> tuple[tuple[str, ...], ...]:
+    """The parameters of each layer, by name, in the order in which the model uses the layers."""
+    names = {p: name for name, p in parameters.items()}
+    layers: list[tuple[str, ...]] = []
+    placed: set[str] = set()
+    for module in _in_order(model, used):
+        layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
+        placed.update(layer)
+        layers += [layer] if layer else []
+    return tuple(layers)
+
+
+def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
+    """All modules as the model uses them.
+
+    One that is never called itself (an attention's output projection, say) comes with the nearest one around it that
+    is; failing that, last, in the model's own order.
+    """
+    groups: dict[nn.Module, list[nn.Module]] = {module: [module] for module in used}
+    rest: list[nn.Module] = []
+
+    def place(module: nn.Module, around: list[nn.Module]) -> None:
+        if module not in groups:
+            around.append(module)
+        else:
+            around = groups[module]
+        for child in module.children():
+            place(child, around)
+
+    place(model, rest)
+    return [module for group in (*groups.values(), rest) for module in group]

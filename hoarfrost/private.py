@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
-from hoarfrost import budget, validate
+from hoarfrost import budget
 from hoarfrost.budget import Account, Plan, PlannedRelease
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.clipping.base import check_clipper
@@ -19,15 +19,14 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
-from hoarfrost.info import RunInfo
+from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.optim.freeze_controller import FreezeController
-from hoarfrost.run import Private, layers_of
+from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
-from hoarfrost.sampling.source import poisson_of
 
 
 def make_private(
@@ -95,54 +94,50 @@ def make_private(
     True
     """
     parameters = trained_parameters(model, optimizer)
-    poisson = poisson_of(data, batch_size, sample_rate)
+    loader = PoissonLoader(
+        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
+        batch_first=batch_first, seed=seed,
+    )  # fmt: skip
+    rate = loader.poisson.sample_rate
     plan = Plan.solve(
-        size=poisson.size, sample_rate=poisson.sample_rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
+        size=loader.poisson.size, sample_rate=rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
         noise_multiplier=noise_multiplier, accountant=accountant,
-        releases=planned_releases(freeze, data, model, parameters, poisson.sample_rate),
+        releases=planned_releases(freeze, data, model, parameters, rate),
     )  # fmt: skip
     return assemble(
-        model, optimizer, data, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction,
-        max_physical_batch=max_physical_batch, views=views, batch_first=batch_first, seed=seed, ledger=ledger, run=run,
+        model, optimizer, loader, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction, seed=seed,
+        ledger=ledger, run=run,
     )  # fmt: skip
 
 
 def assemble(
     model: nn.Module,
     optimizer: Optimizer,
-    data: Dataset[Any] | DataLoader[Any],
+    loader: PoissonLoader,
     plan: Plan,
     *,
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
     freeze: Freezer | None = None,
     loss_reduction: Reduction = "mean",
-    max_physical_batch: int | None = None,
-    views: int = 1,
-    batch_first: bool = True,
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
-    loader: PoissonLoader | None = None,
 ) -> Private:
-    """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments.
-
-    Args:
-        loader: draws the batches; by default a `PoissonLoader` over ``data``.
-    """
-    validate.whole(views=views)
+    """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments."""
+    if loader.poisson.sample_rate != plan.sample_rate:
+        raise NotPrivate(
+            f"the loader draws examples with probability {loader.poisson.sample_rate}, and the plan accounts for "
+            f"{plan.sample_rate}: make both with the same rate"
+        )
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
     parameters = trained_parameters(model, optimizer)
-    if loader is None:
-        loader = PoissonLoader(
-            data, sample_rate=plan.sample_rate, steps=plan.steps, max_physical_batch=max_physical_batch, views=views,
-            batch_first=batch_first, seed=seed,
-        )  # fmt: skip
     noise = Noise(seed)
     account = Account(plan, run=run, seeded=noise.seeded)
     engine = Engine(
-        model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=views, batch_first=batch_first,
-        tickets=loader.tickets, step=lambda: account.steps_taken, info=lambda: private.info(),
+        model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
+        batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
+        info=lambda: private.info(),
     )  # fmt: skip
     mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
     private_optimizer = PrivateOptimizer(

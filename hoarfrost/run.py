@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost import budget
 from hoarfrost.budget import Account, Allowance, Gaussian, Plan
 from hoarfrost.errors import Diverged
-from hoarfrost.info import RunInfo
+from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.query import Query
@@ -213,41 +213,6 @@ class Private:
                     engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
                     query = Query(planned.event, self.model, self.loader, noise, engine.paused)
                     controller.freezer.prepare(number, query, self.info())
-
-
-def layers_of(
-    model: nn.Module, used: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]
-) -> tuple[tuple[str, ...], ...]:
-    """The parameters of each layer, by name, in the order in which the model uses the layers."""
-    names = {p: name for name, p in parameters.items()}
-    layers: list[tuple[str, ...]] = []
-    placed: set[str] = set()
-    for module in _in_order(model, used):
-        layer = tuple(names[p] for p in module.parameters(recurse=False) if p in names and names[p] not in placed)
-        placed.update(layer)
-        layers += [layer] if layer else []
-    return tuple(layers)
-
-
-def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:
-    """All modules as the model uses them.
-
-    One that is never called itself (an attention's output projection, say) comes with the nearest one around it that
-    is; failing that, last, in the model's own order.
-    """
-    groups: dict[nn.Module, list[nn.Module]] = {module: [module] for module in used}
-    rest: list[nn.Module] = []
-
-    def place(module: nn.Module, around: list[nn.Module]) -> None:
-        if module not in groups:
-            around.append(module)
-        else:
-            around = groups[module]
-        for child in module.children():
-            place(child, around)
-
-    place(model, rest)
-    return [module for group in (*groups.values(), rest) for module in group]
 
 
 @torch.no_grad()

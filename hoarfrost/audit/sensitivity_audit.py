@@ -200,10 +200,9 @@ def _clipped_sums(
     scripted = _Scripted(sample_rate=1.0, size=len(examples), script=iter(batches))
     # The expected batch is far larger than any batch here, so that a division by the actual size would show.
     private = assemble(
-        model, NoOpOptimizer(model.parameters()), examples.loader(),
-        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5),
-        loader=PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
-        clip=clip, views=views, **options,
+        model, NoOpOptimizer(model.parameters()),
+        PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
+        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5), clip=clip, **options,
     )  # fmt: skip
     seen = _LastRelease()
     private.observe(seen)

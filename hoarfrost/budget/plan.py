@@ -11,7 +11,7 @@ from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_fo
 from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
 from hoarfrost.budget.statement import Statement
-from hoarfrost.epochs import check_steps, epoch_of, first_step, rate_of
+from hoarfrost.epochs import check_steps, first_step, rate_of
 from hoarfrost.errors import InvalidValue
 
 NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
@@ -169,14 +169,6 @@ class Plan:
         3 steps at sampling rate 0.1 with noise multiplier 1
         """
         return Gaussian(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate, steps=steps)
-
-    def first_step(self, epoch: float) -> int:
-        """The step that an epoch begins with."""
-        return first_step(epoch, self.sample_rate)
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to."""
-        return epoch_of(step, self.sample_rate)
 
     def steps_within(self, epsilon: float, spent: Event | Iterable[Event] = ()) -> int:
         """How many steps of this plan stay within ``epsilon``, after what was spent with noise."""

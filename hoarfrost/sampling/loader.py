@@ -57,8 +57,7 @@ class PoissonLoader:
             it is handed over. If it raises, the batch is not handed over.
 
     Guarantees:
-        Each record is in each batch with probability q, independently; `loader.poisson`, which draws the
-        batches, also makes the event that accounts for them. At most `steps` logical batches are ever
+        Each record is in each batch with probability q, independently. At most `steps` logical batches are ever
         completed. No batch is dropped for being empty, none is cut short for being large, and workers that
         run ahead change nothing.
 

@@ -2,17 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hoarfrost import validate
-from hoarfrost.epochs import rate_of
 from hoarfrost.noise import Keystream
-
-if TYPE_CHECKING:
-    from hoarfrost.budget import Gaussian
 
 _CHUNK = 1 << 16  # records decided at a time; a chunk of the keystream holds 8 bytes for each
 
@@ -26,10 +21,9 @@ class Poisson:
         size: N, the number of records.
 
     Guarantees:
-        The sampler and the event that accounts for it come from this one object, so they cannot disagree. A
-        record's inclusion is the comparison of 64 fresh bits of a cryptographic keystream with q·2^64: its
+        A record's inclusion is the comparison of 64 fresh bits of a cryptographic keystream with q·2^64: its
         probability is q itself, or less than q by under 2^-64 where q has finer bits than that. Nothing is
-        rounded to a batch size.
+        rounded to a batch size. A run accounts for this very q (`hoarfrost.private.assemble` refuses another).
 
     >>> sampling = Poisson(sample_rate=0.1, size=99)
     >>> round(sampling.expected_batch, 10)
@@ -45,25 +39,10 @@ class Poisson:
         validate.rate(sample_rate=self.sample_rate)
         validate.whole(size=self.size)
 
-    @classmethod
-    def of_batch(cls, batch_size: float, size: int) -> "Poisson":
-        """The rate at which `batch_size` of `size` records are expected.
-
-        >>> Poisson.of_batch(10, size=99).sample_rate == 10 / 99
-        True
-        """
-        return cls(sample_rate=rate_of(size, batch_size, None), size=size)
-
     @property
     def expected_batch(self) -> float:
         """q·N: a real number and a public constant, which a clipped sum is divided by."""
         return self.sample_rate * self.size
-
-    def event(self, noise_multiplier: float, steps: int) -> "Gaussian":
-        """What `steps` Gaussian releases from such batches cost."""
-        from hoarfrost.budget import Gaussian  # here, because a sampler is wanted where no accounting is
-
-        return Gaussian(noise_multiplier=noise_multiplier, sample_rate=self.sample_rate, steps=steps)
 
     def draw(self, stream: Keystream) -> npt.NDArray[np.int64]:
         """One step's records: indices in ascending order, possibly none. Takes the stream's next draw."""

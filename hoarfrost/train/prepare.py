@@ -23,6 +23,7 @@ from hoarfrost.private import assemble, planned_releases, trained_parameters
 from hoarfrost.recipes import freezers, networks, optimizers, schedules, schema, sources
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
+from hoarfrost.sampling import PoissonLoader
 from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.progress import Overview
 
@@ -177,16 +178,22 @@ class Parts:
     def prepare(self, plan: budget.Plan) -> Prepared:
         """The run that follows the plan."""
         recipe = self.recipe
+        seed = recipe.privacy.seed
+        loader = PoissonLoader(
+            self.examples,
+            sample_rate=plan.sample_rate,
+            max_physical_batch=recipe.loop.max_physical_batch,
+            views=recipe.loop.views,
+            seed=seed,
+        )
         private = assemble(
             self.model,
             self.optimizer,
-            self.examples,
+            loader,
             plan,
             clip=schema.build(recipe.clip, "clip"),
             freeze=self.freezer,
-            max_physical_batch=recipe.loop.max_physical_batch,
-            views=recipe.loop.views,
-            seed=recipe.privacy.seed,
+            seed=seed,
             run=f"{recipe.name}-{secrets.token_hex(3)}",
         )
         assert plan.steps is not None  # a recipe always says how long

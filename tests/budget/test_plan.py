@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import hoarfrost
 from hoarfrost.budget import Account, Gaussian, Plan, PlannedRelease, Unprotected, epsilon
-from hoarfrost.budget.calibration import MOST_STEPS
 from hoarfrost.cli import app
+from hoarfrost.epochs import MOST_STEPS, epoch_of, first_step
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.train.prepare import Parts
@@ -150,9 +150,9 @@ def test_epochs_are_those_of_the_loader(rate: float, epochs: float) -> None:
     loader = PoissonLoader(TensorDataset(torch.arange(200)), sample_rate=rate, steps=plan.steps)
     step = 0
     for epoch in range(math.ceil(epochs)):
-        assert plan.first_step(epoch) == step
+        assert first_step(epoch, plan.sample_rate) == step
         for _ in loader:
-            assert plan.epoch_of(step) == epoch
+            assert epoch_of(step, plan.sample_rate) == epoch
             step += 1
         if step == plan.steps:
             break

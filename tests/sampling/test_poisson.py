@@ -1,16 +1,19 @@
 """Poisson sampling, tested as a distribution: each test of it must also notice a sampler that is slightly wrong."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from hoarfrost import budget
-from hoarfrost.epochs import first_step
-from hoarfrost.errors import InvalidValue
+from hoarfrost.epochs import first_step, rate_of
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.noise import Keystream
-from hoarfrost.sampling import Poisson
+from hoarfrost.private import assemble
+from hoarfrost.sampling import Poisson, PoissonLoader
 
 STEPS, SIZE, RATE = 500, 1000, 0.05
 
@@ -185,8 +188,8 @@ def test_a_draw_takes_the_streams_next_number_even_when_it_needs_no_bits():
 
 def test_the_expected_batch_is_a_real_number():
     assert Poisson(sample_rate=0.1, size=99).expected_batch == pytest.approx(9.9)
-    assert Poisson.of_batch(10, size=99).expected_batch == pytest.approx(10)
-    assert Poisson.of_batch(9.9, size=99).sample_rate == pytest.approx(0.1)
+    assert Poisson(sample_rate=rate_of(99, 10, None), size=99).expected_batch == pytest.approx(10)
+    assert rate_of(99, 9.9, None) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.7, 2 / 3, 0.3, 0.1, 256 / 60_000, 1e-3])
@@ -198,10 +201,15 @@ def test_the_lengths_of_epochs_add_up(rate, epochs):
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_the_event_carries_the_samplers_own_rate():
-    sampling = Poisson.of_batch(10, size=99)
-    event = sampling.event(noise_multiplier=1.5, steps=20)
-    assert event == budget.Gaussian(noise_multiplier=1.5, sample_rate=10 / 99, steps=20)
+def test_a_run_does_not_account_for_another_rate_than_the_sampler_s():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = PoissonLoader(torch.utils.data.TensorDataset(torch.zeros(99, 2)), batch_size=10)
+    plan = budget.Plan(size=99, sample_rate=0.1, noise_multiplier=1.5, delta=1e-5)
+    with pytest.raises(NotPrivate, match=r"the plan accounts for 0\.1"):
+        assemble(model, optimizer, loader, plan)
+    private = assemble(model, optimizer, loader, replace(plan, sample_rate=10 / 99))
+    assert private.plan.event(20) == budget.Gaussian(noise_multiplier=1.5, sample_rate=10 / 99, steps=20)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +220,8 @@ def test_the_event_carries_the_samplers_own_rate():
         (lambda: Poisson(sample_rate=float("nan"), size=10), "sample_rate"),
         (lambda: Poisson(sample_rate=0.1, size=0), "size"),
         (lambda: Poisson(sample_rate=0.1, size=10.0), "size"),
-        (lambda: Poisson.of_batch(0, size=10), "batch_size"),
-        (lambda: Poisson.of_batch(11, size=10), "at most 10"),
+        (lambda: rate_of(10, 0, None), "batch_size"),
+        (lambda: rate_of(10, 11, None), "at most 10"),
     ],
 )
 def test_impossible_settings_are_refused(make, message):

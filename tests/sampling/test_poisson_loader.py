@@ -79,7 +79,7 @@ def test_each_record_is_drawn_at_the_rate_asked_for():
 
 def test_the_loader_draws_what_its_poisson_object_accounts_for():
     loader = PoissonLoader(Numbers(99), batch_size=10)
-    assert loader.poisson == Poisson.of_batch(10, size=99)
+    assert loader.poisson == Poisson(sample_rate=10 / 99, size=99)
     assert PoissonLoader(Numbers(99), sample_rate=0.1).poisson.expected_batch == pytest.approx(9.9)
 
 

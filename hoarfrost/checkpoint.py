@@ -97,7 +97,7 @@ class Checkpoint:
             with safe_open(self.path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
             # The account first: whatever of the rest fails, what these weights have behind them is known.
-            private.account.learn(self.account.counters)
+            private.account.learn(self.account)
             private.account.learn(also or {})
             optimizer.engine.reset()
             private.loader.load_state_dict({**self.position, "steps_drawn": self.steps_taken})

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget
 from hoarfrost.budget import Account, Allowance, Gaussian, Plan
-from hoarfrost.errors import Diverged
+from hoarfrost.errors import Diverged, NotPrivate
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
@@ -39,6 +39,12 @@ class Private:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.optimizer, self.loader))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotPrivate(
+            "a private run cannot be copied or pickled: two of it would take the same steps. Use save() and load(), or "
+            "copy the model alone"
+        )
 
     # What was planned and what was spent.
 

@@ -13,7 +13,7 @@ import pytest
 from hoarfrost import budget
 from hoarfrost.budget import Gaussian, Ledger, epsilon
 from hoarfrost.checkpoint import Checkpoint, save
-from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.freezing import Layers, Pruned
 from tests.support.freezing import Selecting
 from tests.support.small_runs import STEPS, new_run, train_until
@@ -317,3 +317,10 @@ def test_what_was_not_private_keeps_its_words_and_stops_no_other_freezer(path: P
         train_until(private, 1)
         assert layers.begins(private.optimizer.controller.info) in (9, 8)  # a step is lost when it is made anew
         assert "the pruning mask" in str(private.statement())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_run_is_not_copied(duplicate: Any) -> None:
+    with pytest.raises(NotPrivate, match=r"Use save\(\) and load\(\)"):
+        duplicate(new_run())
+    copy.deepcopy(new_run().model)

@@ -1,8 +1,6 @@
 """What training costs: releases as data, the epsilon they spend, and the noise or the steps that a budget allows."""
 
 from hoarfrost.budget.account import Account as Account
-from hoarfrost.budget.account import Counters as Counters
-from hoarfrost.budget.account import Snapshot as Snapshot
 from hoarfrost.budget.accountant import Accountant as Accountant
 from hoarfrost.budget.accountant import epsilon as epsilon
 from hoarfrost.budget.accountant import privacy_filter as privacy_filter
@@ -21,4 +19,6 @@ from hoarfrost.budget.ledger import Ledger as Ledger
 from hoarfrost.budget.plan import Plan as Plan
 from hoarfrost.budget.plan import PlannedRelease as PlannedRelease
 from hoarfrost.budget.readout import Readout as Readout
+from hoarfrost.budget.snapshot import Counters as Counters
+from hoarfrost.budget.snapshot import Snapshot as Snapshot
 from hoarfrost.budget.statement import Statement as Statement

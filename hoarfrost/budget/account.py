@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,55 +29,13 @@ from hoarfrost.budget.events import (
     Unprotected,
     as_gaussian,
     by_kind,
-    from_dict,
-    gaussian_from_dict,
     noisy,
 )
 from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
+from hoarfrost.budget.snapshot import Counters, Snapshot
 from hoarfrost.budget.statement import Statement
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
-
-Counters = Mapping[str, Gaussian]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What an account knows at one moment; it travels with the weights in a checkpoint.
-
-    Args:
-        steps_taken: that the weights have behind them.
-        counters: the steps charged, by the id of their counter.
-        releases: in addition to the steps, by their id.
-        made: for each planned release its id; None where it was not made yet.
-    """
-
-    steps_taken: int
-    counters: Counters
-    releases: Mapping[str, Release]
-    made: tuple[str | None, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return {
-            "steps_taken": self.steps_taken,
-            "counters": {id: event.as_dict() for id, event in self.counters.items()},
-            "releases": {id: event.as_dict() for id, event in self.releases.items()},
-            "made": list(self.made),
-        }
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Snapshot:
-        """What `as_dict` described; anything else raises."""
-        validate.count(steps_taken=facts["steps_taken"])
-        if not all(id is None or id in facts["releases"] for id in facts["made"]):
-            raise ValueError("a planned release that was made is not among the releases")
-        return cls(
-            steps_taken=facts["steps_taken"],
-            counters={str(id): gaussian_from_dict(event) for id, event in facts["counters"].items()},
-            releases={str(id): from_dict(event) for id, event in facts["releases"].items()},
-            made=tuple(facts["made"]),
-        )
 
 
 class Account:
@@ -147,7 +105,8 @@ class Account:
 
     def events(self) -> tuple[Event, ...]:
         """The releases made so far, steps of one kind added up."""
-        return by_kind((*self.counters.values(), *self.releases.values()))
+        steps = (event for event in self.counters.values() if event.steps)
+        return by_kind((*steps, *self.releases.values()))
 
     def epsilon(self) -> float:
         """What was spent so far, at the plan's delta: 0 before the first step, infinite without noise."""

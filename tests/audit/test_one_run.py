@@ -201,7 +201,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Private, dict[str, Any]]
     plain = preparing.assemble
 
     def spy(*args: Any, **settings: Any) -> Private:
-        seen.append((plain(*args, **settings), settings | {"data": args[2], "plan": args[3]}))
+        seen.append((plain(*args, **settings), settings | {"data": args[2].dataset, "plan": args[3]}))
         return seen[-1][0]
 
     monkeypatch.setattr(preparing, "assemble", spy)

@@ -160,7 +160,7 @@ class Engine:
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 
-        Refuses a tensor in which they cannot be told apart.
+        Refuses a tensor that cannot be attributed to individual examples.
         """
         known = (self.dims or {}).get(module)
 
@@ -287,7 +287,7 @@ class Engine:
         scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
         device = next(iter(captured)).device
         with torch.autocast(device.type, enabled=False):
-            uses = {self._parameters[p]: self._live_part(p, combine(parts)) for p, parts in captured.items()}
+            uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
             uses = self.encoding.encode(uses)
             devices = {self._parameters[p]: p.device for p in captured}
             norms = self._norms(uses, total, examples, device).mul_(scale)
@@ -326,9 +326,9 @@ class Engine:
                 total.add(name, clipped[name] if name in clipped else summed(name))
                 del uses[name]  # its tensors go as soon as they are summed
 
-    def _live_part(self, p: nn.Parameter, use: Contribution) -> Contribution:
-        part = self.mask_of(p)
-        return use.masked(part) if isinstance(part, PartialMask) else use
+    def _masked(self, p: nn.Parameter, use: Contribution) -> Contribution:
+        mask = self.mask_of(p)
+        return use.masked(mask) if isinstance(mask, PartialMask) else use
 
     def _norms(self, uses: dict[str, Contribution], total: ClippedSum, examples: int, device: torch.device) -> Tensor:
         """[examples, blocks], float32, over live parameters."""

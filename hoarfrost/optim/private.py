@@ -147,7 +147,7 @@ class PrivateOptimizer(Optimizer):
         masks = {name: self._masks.get(name, True) for name in wanted}
         clipped = {n: t.clone() for n, t in total.sums.items()} if self.engine.observers else {}
         if everywhere:  # one noise for all coordinates: the freezer sees it all, and live ones move by it
-            total.sums = {name: _live(total.sums[name], masks[name]) for name in wanted if name in total.sums}
+            total.sums = {name: _zero_frozen(total.sums[name], masks[name]) for name in wanted if name in total.sums}
             noisy = self.mechanism.release(total, wanted, {})
         else:
             noisy = self.mechanism.release(total, wanted, masks)
@@ -159,7 +159,7 @@ class PrivateOptimizer(Optimizer):
         for name, p in wanted.items():
             if masks[name] is not False or flows:
                 found, mask = gradients[name], masks[name]
-                p.grad = (_live(found, mask) if everywhere else _whole(found, mask, p)).to(p.dtype)
+                p.grad = (_zero_frozen(found, mask) if everywhere else _scattered(found, mask, p)).to(p.dtype)
         if noisy.statistics:
             self.engine.clipper.observe(step, noisy.statistics, info)
         for observer in self.engine.observers:
@@ -170,14 +170,14 @@ class PrivateOptimizer(Optimizer):
         return f"Private{self.inner!r}"
 
 
-def _whole(live: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:
+def _scattered(live: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:
     """From live coordinates, one after the other, to the parameter's shape, with zeros at what is frozen."""
     if isinstance(mask, PartialMask):
         return mask.scatter(live)
     return live if mask else live.new_zeros(p.shape)
 
 
-def _live(whole: Tensor, mask: Coordinates) -> Tensor:
+def _zero_frozen(whole: Tensor, mask: Coordinates) -> Tensor:
     """The parameter's shape, with zeros at what is frozen."""
     if isinstance(mask, PartialMask):
         return mask.scatter(whole.flatten().index_select(0, mask.indices))

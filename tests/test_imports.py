@@ -26,6 +26,7 @@ train
 audit
 testing
 cli
+__main__
 """
 LINE = {room: number for number, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
 # Imports inside a function that go the other way, each with its reason.

@@ -18,8 +18,8 @@ from hoarfrost.registry import loaded
 def clipping() -> dict[str, Clipper]:
     """The clipping styles, by name.
 
-    >>> clipping()
-    {'local': Local(norm=0.7)}
+    >>> clipping()["local"]
+    Local(norm=0.7)
     """
     found: dict[str, Clipper] = {}
     for kind, style in loaded("clip").items():
@@ -67,7 +67,7 @@ class Configuration:
 def configurations() -> Iterator[Configuration]:
     """Every clipping style with every freezing and every optimizer.
 
-    >>> print(next(configurations()))
-    local, nothing frozen, SGD
+    >>> "local, nothing frozen, SGD" in map(str, configurations())
+    True
     """
     return starmap(Configuration, product(clipping(), freezing(), optimizers()))

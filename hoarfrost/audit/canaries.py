@@ -16,6 +16,7 @@ from hoarfrost.freezing import Freezer, Live
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import as_tensor
 
+LENGTH = 10**6  # steps of an audited run, of which the first few are taken
 TENSORS = 3  # so that there are several left when one is frozen
 
 
@@ -145,7 +146,7 @@ def clipping_of(clip: Clipper, model: nn.Module) -> Clipping:
 def _info_of(model: nn.Module) -> RunInfo:
     """Every parameter counts as a layer of its own."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    return RunInfo(shapes, tuple((name,) for name in shapes))
+    return RunInfo(shapes, tuple((name,) for name in shapes), steps=LENGTH)
 
 
 def worst_case_norms(clipping: Clipping) -> Tensor:
@@ -162,7 +163,9 @@ def worst_case_norms(clipping: Clipping) -> Tensor:
     for _ in range(3):  # a style that drops long gradients keeps most right below the drop: refine there
         scales = torch.logspace(math.log10(low), math.log10(high), points)
         norms = scales[:, None] * stated
-        clipped = torch.linalg.vector_norm(clipping.factors(norms) * norms, dim=1).nan_to_num(0.0)
+        # Norms are rounded up a little where coordinates are frozen: what is kept here must be kept there, too.
+        factors = torch.minimum(clipping.factors(norms), clipping.factors(norms * (1 + 1e-4)))
+        clipped = torch.linalg.vector_norm(factors * norms, dim=1).nan_to_num(0.0)
         best = int((clipped >= (1 - 1e-4) * clipped.max()).nonzero()[-1])
         low, high = float(scales[max(0, best - 1)]), float(scales[min(points - 1, best + 1)])
     return norms[best]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hoarfrost.audit.canaries import (
+    LENGTH,
     TENSORS,
     ByFreezer,
     Examples,
@@ -77,8 +78,8 @@ class StepHarness:
         self._placement: _CanaryPlacement | None = None
         self._examples = Examples(torch.zeros(canaries, sum(widths), device=device))
         self._private = make_private(
-            self.model, inner, self._examples.loader(), sample_rate=1.0, noise_multiplier=noise_multiplier,
-            delta=delta, clip=clip, seed=seed, **options,
+            self.model, inner, self._examples.loader(), sample_rate=1.0, steps=LENGTH,
+            noise_multiplier=noise_multiplier, delta=delta, clip=clip, seed=seed, **options,
         )  # fmt: skip
         if isinstance(freeze, ByFreezer) and self._private.optimizer.controller is not None:
             freeze.freezer = self._private.optimizer.controller.freezer  # the run's own copy, which observes releases

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost import validate
-from hoarfrost.audit.canaries import TENSORS, Examples, Freezing, LinearLoss, OneClipping, clipping_of, worst_case_norms
+from hoarfrost.audit.canaries import (
+    LENGTH,
+    TENSORS,
+    Examples,
+    Freezing,
+    LinearLoss,
+    OneClipping,
+    clipping_of,
+    worst_case_norms,
+)
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.budget import Plan
@@ -202,7 +211,7 @@ def _clipped_sums(
     private = assemble(
         model, NoOpOptimizer(model.parameters()),
         PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
-        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5), clip=clip, **options,
+        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5, steps=LENGTH), clip=clip, **options,
     )  # fmt: skip
     seen = _LastRelease()
     private.observe(seen)

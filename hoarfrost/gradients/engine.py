@@ -250,7 +250,7 @@ class Engine:
         clipping = self.clipper.begin(self.step(), self.info())
         if self._checked is None or clipping is not self._checked:
             encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
-            self._checked = check_clipping(clipping, self.clipper, encoded)
+            self._checked, self._rows_checked = check_clipping(clipping, self.clipper, encoded), 0
         return clipping
 
     def release(self) -> ClippedSum | None:

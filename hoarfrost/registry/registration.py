@@ -103,8 +103,8 @@ def forget(table: str, kind: str) -> None:
 def components(table: str) -> dict[str, Component]:
     """What a table can choose from, by kind. Nothing that needs torch is imported.
 
-    >>> list(components("clip"))
-    ['local']
+    >>> "local" in components("clip")
+    True
     """
     if table in READ:
         own = read(READ[table], table)  # also where it is imported by now: a recipe's tables stay the same objects

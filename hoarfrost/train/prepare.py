@@ -88,7 +88,7 @@ class Prepared:
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, {_clipping(recipe.clip)}{self._resumed()}"
+                f"{private.noise_multiplier:.4g}, clipping {private.optimizer.engine.clipper_words}{self._resumed()}"
             ),
             steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
@@ -215,11 +215,6 @@ def prepare(recipe: Recipe, device: torch.device, *, freezer: Freezer | None = N
     """The run that the recipe asks for."""
     parts = Parts.build(recipe, device, freezer=freezer)
     return parts.prepare(parts.solve())
-
-
-def _clipping(wanted: schema.ComponentTable) -> str:
-    norm = getattr(wanted, "norm", None)
-    return f"clipping {schema.build(wanted, 'clip')}" if norm is None else f"clipping norm {norm:g}"
 
 
 def device_for(wanted: str | torch.device | None) -> torch.device:

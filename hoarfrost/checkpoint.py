@@ -103,7 +103,7 @@ class Checkpoint:
             private.loader.load_state_dict({**self.position, "steps_drawn": self.steps_taken})
             private.model.load_state_dict(_below("model", tensors))
             _load_optimizer(optimizer.inner, self._optimizer, tensors)
-            if self._clipper == optimizer.engine.clipper_words:
+            if self._clipper == optimizer.engine.clipper_repr:
                 clipper.load_state(_below("clipper", tensors))
             stands = optimizer.controller is not None and optimizer.controller.restore(
                 self._freezer, self._live_shares, _below("freezer", tensors)
@@ -153,8 +153,8 @@ def save(
         "account": private.account.snapshot().as_dict(),
         "position": private.loader.state_dict(),
         "ledger": _ledger(private),
-        "clipper": private.optimizer.engine.clipper_words,
-        "freezer": None if controller is None else controller.words,
+        "clipper": private.optimizer.engine.clipper_repr,
+        "freezer": None if controller is None else controller.freezer_repr,
         "live_shares": float(private.steps_taken) if controller is None else controller.live_shares,
         "optimizer": optimizer,
         "scheduler": None if scheduler is None else scheduler.state_dict(),

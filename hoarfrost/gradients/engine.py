@@ -76,7 +76,7 @@ class Engine:
         info: Callable[[], RunInfo] | None = None,
     ):
         self.model, self.clipper = model, clipper.fresh()
-        self.clipper_words = repr(self.clipper)  # before anything is observed, which some show
+        self.clipper_repr = repr(self.clipper)  # before anything is observed, which some show
         self.loss_reduction, self.views, self.batch_first = loss_reduction, views, batch_first
         self.sums = BatchSums(tickets or Tickets(), views, self._begin_batch)
         self.encoding = Encoding()

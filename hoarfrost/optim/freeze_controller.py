@@ -34,7 +34,7 @@ class FreezeController:
         step: Callable[[], int],
     ) -> None:
         self.freezer, self.parameters, self.engine = freezer.fresh(), dict(parameters), engine
-        self.words = repr(self.freezer)  # before anything is found, which some show
+        self.freezer_repr = repr(self.freezer)  # before anything is found, which some show
         self.masks: Masks = {}  # of parameters that are not wholly live, by name
         self.frozen: set[str] = set()  # taken out of autograd here, and not by anybody else
         self.live_shares = 0.0  # the sum of the live shares of all steps that were taken
@@ -75,7 +75,7 @@ class FreezeController:
                 weights as they are now.
             live_shares, state: as they were.
         """
-        same = freezer == self.words
+        same = freezer == self.freezer_repr
         if same:
             self.freezer.load_state(state)
         else:

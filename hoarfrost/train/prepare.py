@@ -88,7 +88,7 @@ class Prepared:
                 f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, clipping {private.optimizer.engine.clipper_words}{self._resumed()}"
+                f"{private.noise_multiplier:.4g}, clipping {private.optimizer.engine.clipper_repr}{self._resumed()}"
             ),
             steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hoarfrost import validate
 from hoarfrost.budget import Gaussian
-from hoarfrost.clipping.base import MARGIN
+from hoarfrost.clipping import Clipping, Local
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.noise import Noise
 from hoarfrost.sampling import Poisson, PoissonLoader
@@ -70,14 +70,15 @@ class Query:
         if self._left == 0:
             raise BudgetSpent(f"this release allows {self.event.steps} noisy sum(s), and all of them are made")
         self._left -= 1
+        clipping = Clipping.flat(["numbers"], bound, Local(bound).factors)
         device = next(self._model.parameters()).device
         total = torch.zeros(size, dtype=torch.float64, device=device)
         with self._unchanged() as put_back, self._paused():
             for batch in self._loader.one_by_one(self._poisson):
-                total += _clipped(compute(self._model, batch), size, bound).to(total)
+                total += _clipped(compute(self._model, batch), size, clipping).to(total)
                 put_back()  # or one example would have a say in what is computed from the next
         total = total.float()
-        self._noise.add_([total], [self.event.noise_multiplier * bound])
+        self._noise.add_([total], clipping.stds(self.event.noise_multiplier)[0])
         return total
 
     @contextmanager
@@ -118,11 +119,11 @@ class Query:
         yield from self._model.named_buffers()
 
 
-def _clipped(numbers: object, size: int, bound: float) -> Tensor:
+def _clipped(numbers: object, size: int, clipping: Clipping) -> Tensor:
     if not isinstance(numbers, Tensor) or numbers.shape != (size,):
         got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         raise InvalidValue(f"a query's compute returns {size} numbers for every example, got {got}")
     exact = numbers.detach().double()
     norm = exact.norm()
-    factor = torch.clamp(bound * (1 - MARGIN) / norm, max=1.0)
-    return torch.where(norm.isfinite(), exact * factor, torch.zeros_like(exact))
+    # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
+    return exact * clipping.factors(norm.view(1, 1)).squeeze() if norm.isfinite() else torch.zeros_like(exact)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost import budget
+from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.freezing import Freezer, Live, RunInfo
+from hoarfrost.noise import Noise
 from hoarfrost.query import Query
+from hoarfrost.sampling import PoissonLoader
 
 
 class Counting(nn.Module):
@@ -92,3 +97,44 @@ def test_what_is_frozen_can_be_differentiated_and_stays_frozen() -> None:
     assert len(private.account.releases) == 1
     assert not model.first.weight.requires_grad
     assert torch.equal(model.first.weight, before)
+
+
+# What is released.
+
+ROWS = torch.tensor([[3.0, 4.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, -9.0], [torch.nan, 1.0, 1.0], [torch.inf, 0.0, 0.0]])
+
+
+def query(noise_multiplier: float = 0.0, steps: int = 1, model: nn.Module | None = None, rows: Tensor = ROWS) -> Query:
+    event = budget.Gaussian(noise_multiplier=noise_multiplier, steps=steps)
+    loader = PoissonLoader(TensorDataset(rows), batch_size=2)
+    return Query(event, model or nn.Linear(3, 1), loader, Noise(), nullcontext)
+
+
+def numbers(model: nn.Module, batch: Any) -> Tensor:
+    return batch[0][0]
+
+
+def test_every_example_is_shortened_to_the_bound_and_what_is_not_finite_is_left_out() -> None:
+    total = query().sum(numbers, size=3, bound=0.5)
+    expected = torch.tensor([0.3, 0.4, 0.0]) + torch.tensor([0.1, 0.0, 0.0]) + torch.tensor([0.0, 0.0, -0.5])
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
+    with_less = query(rows=ROWS[1:]).sum(numbers, size=3, bound=0.5)
+    assert float((total - with_less).norm()) <= 0.5
+
+
+def test_noise_is_the_multiplier_times_the_bound() -> None:
+    rows = torch.zeros(2, 4000)
+    model = nn.Linear(4000, 1)
+    noise = query(3.0, model=model, rows=rows).sum(numbers, size=4000, bound=0.5)
+    assert float(noise.std()) == pytest.approx(1.5, rel=0.06)
+    assert abs(float(noise.mean())) < 0.12
+
+
+def test_as_many_sums_as_the_release_allows_and_no_other_shapes() -> None:
+    asked = query(steps=2)
+    for _ in range(2):
+        asked.sum(numbers, size=3, bound=1.0)
+    with pytest.raises(BudgetSpent, match="2 noisy sum"):
+        asked.sum(numbers, size=3, bound=1.0)
+    with pytest.raises(InvalidValue, match="2 numbers for every example"):
+        query().sum(numbers, size=2, bound=1.0)

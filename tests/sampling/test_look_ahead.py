@@ -361,3 +361,15 @@ def test_a_refused_backward_leaves_the_run_able_to_go_on() -> None:
         F.cross_entropy(private.model(torch.cat([x, x])), torch.cat([y, y])).backward()
     train(private, ahead(0), epochs=1)
     assert private.steps_taken == 2
+
+
+def test_chunks_that_are_skipped_unseen_are_refused_where_the_tensors_are_not_the_loader_s() -> None:
+    """Which chunk is run next cannot be known then: one of the next batch could be taken for one of this."""
+    private = make(sample_rate=1.0, max_physical_batch=10)
+    batches = ahead(1, copied)(private.loader)
+    x, y = next(batches)
+    F.cross_entropy(private.model(x), y).backward()
+    next(batches)
+    x, y = next(batches)
+    with pytest.raises(NotPrivate, match="which chunk of a batch"):
+        private.model(x)

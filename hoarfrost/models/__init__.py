@@ -6,6 +6,7 @@ None has BatchNorm, which mixes the examples of a batch; none has dropout or buf
 from hoarfrost.models.encoder import Encoder as Encoder
 from hoarfrost.models.encoder import encoder as encoder
 from hoarfrost.models.lenet import lenet as lenet
+from hoarfrost.models.lenet import lenet_rgb as lenet_rgb
 from hoarfrost.models.mlp import mlp as mlp
 from hoarfrost.models.mnist_cnn import mnist_cnn as mnist_cnn
 from hoarfrost.models.resnet import ResNet as ResNet

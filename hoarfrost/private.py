@@ -145,14 +145,16 @@ def assemble(
     )
     private = Private(model, private_optimizer, loader, account)
     before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
+    # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may have
+    # behind them is not known yet.
+    outlook = replace(private.info(), steps_within=lambda _: 0)
     try:
+        engine.clipper.check(outlook)
         if freeze is not None:
             private_optimizer.controller = FreezeController(
                 freeze, parameters, engine, info=private.info, step=lambda: account.steps_taken
             )
-            # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may
-            # have behind them is not known yet.
-            private_optimizer.controller.freezer.check(replace(private.info(), steps_within=lambda _: 0))
+            private_optimizer.controller.freezer.check(outlook)
         if ledger is not None:
             account.attach(ledger, what="make_private")
     except BaseException:

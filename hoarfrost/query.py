@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hoarfrost import validate
 from hoarfrost.budget import Gaussian
 from hoarfrost.clipping import Clipping, Local
+from hoarfrost.clipping.base import GONE
 from hoarfrost.errors import BudgetSpent, InvalidValue
 from hoarfrost.noise import Noise
 from hoarfrost.sampling import Poisson, PoissonLoader
@@ -126,4 +127,4 @@ def _clipped(numbers: object, size: int, clipping: Clipping) -> Tensor:
     exact = numbers.detach().double()
     norm = exact.norm()
     # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
-    return exact * clipping.factors(norm.view(1, 1)).squeeze() if norm.isfinite() else torch.zeros_like(exact)
+    return exact * clipping.factors(norm.view(1, 1)).squeeze() if norm < GONE else torch.zeros_like(exact)

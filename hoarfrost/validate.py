@@ -53,6 +53,13 @@ def probability(**values: object) -> None:
             raise InvalidValue(f"{name} must lie strictly between 0 and 1, got {value}")
 
 
+def share(**values: object) -> None:
+    """Each value lies from 0 to below 1."""
+    for name, value in values.items():
+        if not 0 <= _number(name, value) < 1:
+            raise InvalidValue(f"{name} must lie from 0 to below 1, got {value}")
+
+
 def flag(**values: object) -> None:
     """Each value is True or False."""
     for name, value in values.items():

@@ -105,8 +105,8 @@ def clip(per_example: list[dict[str, Tensor]], rule: Rule) -> Clipped:
                 if factor and name in gradient:
                     sums[name] += factor * gradient[name]
         for name, count in rule.counts.items():
-            found = count.of(norms)
-            counts[name] += 0.0 if math.isnan(found) else max(-count.bound, min(count.bound, found))
+            found = count.of([math.inf if math.isnan(length) else length for length in norms])
+            counts[name] += max(-count.bound, min(count.bound, found))
         every_norm.append(norms)
         every_factor.append(factors)
     return Clipped(sums, counts, every_norm, every_factor)

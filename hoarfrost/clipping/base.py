@@ -21,6 +21,14 @@ MARGIN = 1e-5
 # Squares of numbers around 1e-20 vanish in float32, so that a norm below this may be far too small: a factor above 1
 # would carry such a gradient beyond the bound. Factors are limited as if no norm were smaller.
 SHORTEST = 1e-10
+# Float32 ends at 3e38, and squares of norms at 2e19. Whether a gradient of that size overflows can depend on how many
+# other examples a mean loss divides it by. So an example fades out over these norms, well below: what overflows counted
+# as nothing before it did.
+FADES, GONE = 1e15, 1e17
+# How fast what is kept of an example may change with its norm, in bounds per relative change of the norm. Another
+# example in the batch changes how a norm is rounded, by parts in ten million; no kept length may follow that by more
+# than this many times as much.
+STEEPEST = 100.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,12 @@ class Statistic:
         _check(self.name, self.bound, self.noise_weight)
 
     def total(self, norms: Tensor) -> Tensor:
-        """The sum over examples, float64; what is not a number counts as nothing."""
+        """The sum over examples, float64; a norm that is not a number counts as infinite."""
+        # What is no number overflowed on the way: it counts as infinite, as it would have in another batch.
         values = _of_shape(
-            norms.shape[:1], self.values(norms.clone()), f"statistic {self.name!r}, one number per example,"
+            norms.shape[:1],
+            self.values(norms.nan_to_num(nan=torch.inf, posinf=torch.inf)),
+            f"statistic {self.name!r}, one number per example,",
         )
         values = torch.where(values.isnan(), 0.0, values.double())
         return values.clamp(-self.bound, self.bound).sum()
@@ -82,12 +93,19 @@ class Clipping:
         rule: from norms, [examples, blocks], to factors of the same shape. A factor may exceed 1. An example's factors
             follow from its norms alone.
         statistics: further numbers that the same release contains.
+        learning_rate: what the learning rate is multiplied by in this step.
+        jumps: the rule jumps, and that is known. For analysis: see below.
 
     Guarantees:
         Factors are such that factor × norm is at most the block's bound, whatever the rule says: what exceeds it is cut
-        to it, a factor that is not a number is 0, and an example with a norm that is not finite gets 0 in every block.
-        The blocks, bounds and noise weights that noise is computed from are those that the sum was clipped with, since
-        they are one object.
+        to it, a factor that is not a number is 0, and an example with a norm that is not finite, or not below `GONE`,
+        gets 0 in every block. The blocks, bounds and noise weights that noise is computed from are those that the sum
+        was clipped with, since they are one object.
+
+        Factors are Lipschitz in the norm (`check_rule`): rounding, which changes when an example comes or goes, cannot
+        move what others contribute by more than rounding. A rule that jumps breaks this: examples that lie at the jump
+        may all be kept in one batch and dropped in its neighbour. It is refused, unless ``jumps`` says that it is
+        known, and then the bounds hold only as far as no norm lies at the jump.
 
     >>> clipping = Clipping.flat(["weight", "bias"], bound=1.0, rule=lambda norms: torch.full_like(norms, 2.0))
     >>> clipping.factors(torch.tensor([[0.25], [4.0]])).round(decimals=3)
@@ -100,8 +118,12 @@ class Clipping:
     blocks: tuple[Block, ...]
     rule: Callable[[Tensor], Tensor]
     statistics: tuple[Statistic, ...] = ()
+    learning_rate: float = 1.0
+    jumps: bool = False
 
     def __post_init__(self) -> None:
+        validate.positive(learning_rate=self.learning_rate)
+        validate.finite(learning_rate=self.learning_rate)
         object.__setattr__(self, "blocks", tuple(self.blocks))
         object.__setattr__(self, "statistics", tuple(self.statistics))
         names = [name for block in self.blocks for name in block.parameters]
@@ -147,15 +169,23 @@ class Clipping:
         most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms.clamp(min=SHORTEST)
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
-        # Of an infinite norm nothing is kept, and what is not a number stays so in the minimum: both become 0.
-        factors = torch.minimum(asked.to(norms.dtype), most).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
-        return factors if len(aims) == 1 else factors.masked_fill_(~norms.isfinite().all(1, keepdim=True), 0.0)
+        # By the longest block: where that overflows, others may be finite in one batch and not in its neighbour.
+        slope = 1 / math.log(GONE / FADES)
+        fade = (math.log(GONE) * slope - norms.amax(1, keepdim=True).log_().mul_(slope)).clamp_(0, 1)
+        # What is not a number stays so in the minimum, and an infinite norm times nothing is none: both become 0.
+        factors = torch.minimum(asked.to(norms.dtype), most).mul_(fade)
+        return factors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
 
-    def check_rows(self, norms: Tensor) -> None:
-        """Refuses a rule or a statistic with which one example has a say in another's factor or number.
+    def check_rule(self, norms: Tensor) -> None:
+        """Refuses what breaks the contract of rules and statistics: other examples' norms, and jumps.
 
-        Tried on the first, the last and the longest of these norms, each by itself.
+        Tried on the first, the last and the longest of these norms, each by itself; jumps, on a grid around the bounds.
         """
+        self._check_rows(norms)
+        if not self.jumps:
+            self._check_jumps(norms)
+
+    def _check_rows(self, norms: Tensor) -> None:
         for row in {0, len(norms) - 1, int(norms.sum(1).nan_to_num(0.0).argmax())}:
             one = norms[row : row + 1]
             pairs = [(self.rule, "a clipping's rule"), *((s.values, f"statistic {s.name!r}") for s in self.statistics)]
@@ -167,6 +197,25 @@ class Clipping:
                         "norms (a mean, a maximum), so that one example changes what is kept of all. Compute each row "
                         "from that row of norms; for a norm that follows the data, use noisy statistics (observe)"
                     )
+
+    def _check_jumps(self, like: Tensor) -> None:
+        """What is kept of an example, and what is counted, along norms that grow from a tenth of the bounds to ten."""
+        ratio = 1.001
+        lengths = torch.logspace(-1, 1, 4607, base=10.0, dtype=torch.float64)  # each 1.001 times the one before
+        norms = lengths[:, None] * torch.tensor(self.bounds, dtype=torch.float64)
+        norms = norms.to(like)
+        kept = (self.factors(norms) * norms) / norms.new_tensor(self.bounds)
+        found = {"a clipping's rule": kept}
+        for statistic in self.statistics:
+            found[f"statistic {statistic.name!r}"] = statistic.values(norms.clone())[:, None] / statistic.bound
+        for what, values in found.items():
+            if bool((values.double().diff(dim=0).abs() > STEEPEST * (ratio - 1)).any()):
+                raise NotPrivate(
+                    f"{what} jumps: a norm that differs by a thousandth changes what is kept or counted by more than "
+                    f"{STEEPEST * (ratio - 1):g} of the bound. Other examples in the batch change how norms are "
+                    "rounded, so that one of them could move others across the jump. Let it fall over a width, as "
+                    "hoarfrost.clip.Global does, or state Clipping(jumps=True), for analysis"
+                )
 
     def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.
@@ -203,9 +252,9 @@ class Clipper(ABC):
     One of your own needs `begin` alone, and, if it has settings, a ``repr`` that shows them (a dataclass has one).
 
     >>> class Dropping(Clipper):
-    ...     '''Keeps gradients up to norm 1 whole, and drops longer ones.'''
+    ...     '''Keeps gradients up to norm 0.9 whole, and of longer ones ever less: nothing from norm 1 on.'''
     ...     def begin(self, step, info):
-    ...         return Clipping.flat(info.shapes, bound=1.0, rule=lambda norms: (norms <= 1.0).float())
+    ...         return Clipping.flat(info.shapes, bound=1.0, rule=lambda norms: ((1 - norms) / 0.1).clamp(0, 1))
 
     Guarantees:
         A style sees step numbers, names and shapes, and noisy statistics that were paid for (`observe`); per-example
@@ -220,6 +269,9 @@ class Clipper(ABC):
     @abstractmethod
     def begin(self, step: int, info: RunInfo) -> Clipping:
         """How the logical batch of step ``step`` (from 0) is clipped; asked once for every batch."""
+
+    def check(self, info: RunInfo) -> None:  # noqa: B027 - most need not
+        """Refuses what cannot be in this run. Called once, before the first batch."""
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:  # noqa: B027 - most need not
         """Sees the noisy sums of the step's statistics, by name. What a style keeps across steps comes from here."""

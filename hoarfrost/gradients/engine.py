@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper, Clipping
-from hoarfrost.clipping.base import check_clipping
+from hoarfrost.clipping.base import GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.batch_sums import BatchSums
 from hoarfrost.gradients.clipped_sum import ClippedSum
@@ -86,7 +86,7 @@ class Engine:
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self._rows_checked = 0
-        self.dropped = 0  # examples that had no finite norm and contributed nothing; how many is private
+        self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
         self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
@@ -290,16 +290,16 @@ class Engine:
             uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
             uses = self.encoding.encode(uses)
             devices = {self._parameters[p]: p.device for p in captured}
-            norms = self._norms(uses, total, examples, device).mul_(scale)
+            norms = self._norms(uses, total.clipping, examples, devices, device).mul_(scale).float()
             total.count(norms)
             if self._rows_checked < ROW_CHECKS:
                 self._rows_checked += examples > 1
-                total.clipping.check_rows(norms)
+                total.clipping.check_rule(norms)
             factors = every_factor = total.clipping.factors(norms)
-            finite = norms.isfinite().all(1)
-            if not finite.all():
+            usable = norms.amax(1) < GONE
+            if not usable.all():
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
-                kept = finite.nonzero().squeeze(1)
+                kept = usable.nonzero().squeeze(1)
                 self.dropped += examples - len(kept)
                 uses, factors = {name: use.take(kept) for name, use in uses.items()}, factors[kept]
             captured.clear()
@@ -330,12 +330,29 @@ class Engine:
         mask = self.mask_of(p)
         return use.masked(mask) if isinstance(mask, PartialMask) else use
 
-    def _norms(self, uses: dict[str, Contribution], total: ClippedSum, examples: int, device: torch.device) -> Tensor:
-        """[examples, blocks], float32, over live parameters."""
-        squares = torch.zeros((examples, len(total.clipping.blocks)), dtype=torch.float64, device=device)
+    def _norms(
+        self,
+        uses: dict[str, Contribution],
+        clipping: Clipping,
+        examples: int,
+        devices: dict[str, torch.device],
+        device: torch.device,
+    ) -> Tensor:
+        """[examples, blocks], float64, over live parameters."""
+        squares = torch.zeros((examples, len(clipping.blocks)), dtype=torch.float64, device=device)
         for name, use in uses.items():
-            squares[:, total.clipping.block_of[name]] += use.squared_norms().to(squares)
-        return squares.sqrt_().float()
+            squares[:, clipping.block_of[name]] += use.squared_norms().to(squares)
+        finite = squares.isfinite().all(1)
+        if not finite.all():
+            # Squares overflow in float32 long before gradients do, and under a mean loss the number of examples
+            # decides where. Norms that can be told exactly are: whether an example counts must not hang on the others.
+            lost = (~finite).nonzero().squeeze(1)
+            exact = torch.zeros((len(lost), squares.shape[1]), dtype=torch.float64, device=device)
+            for name, use in uses.items():
+                found = use.exact_squared_norms(lost.to(devices.get(name, device)))
+                exact[:, clipping.block_of[name]] += found.to(exact)
+            squares[lost] = exact
+        return squares.sqrt_()
 
     def _refuse_plain_gradients(self, p: nn.Parameter, name: str) -> RemovableHandle:
         """A gradient that autograd itself brings to a parameter came around the rules."""

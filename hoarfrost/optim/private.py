@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ class PrivateOptimizer(Optimizer):
                     self.controller.apply()  # a batch that never met the model is a step, too
                 self.account.charge()
                 self._set_gradients(total)
-                with self._guard():
+                with self._guard(), _learning_rates_times(total.clipping.learning_rate, self.inner):
                     self.inner.step()
                 if self.controller is not None:
                     self.controller.live_shares += self.controller.live_share
@@ -168,6 +168,20 @@ class PrivateOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
+
+
+@contextmanager
+def _learning_rates_times(factor: float, optimizer: Optimizer) -> Iterator[None]:
+    """For one step: what a scheduler has set is found again afterwards."""
+    groups = [group for group in optimizer.param_groups if "lr" in group] if factor != 1 else []
+    before = [group["lr"] for group in groups]
+    try:
+        for group in groups:
+            group["lr"] = group["lr"] * factor
+        yield
+    finally:
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate
 
 
 def _scattered(live: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:

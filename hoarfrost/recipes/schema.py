@@ -63,7 +63,7 @@ class ComponentTable(Table):
 
     @model_validator(mode="after")
     def _what_the_component_refuses(self) -> ComponentTable:
-        self._component.check_keys(_arguments(self))
+        self._component.check_keys(_built(_arguments(self), self._component.table))
         return self
 
 
@@ -73,7 +73,22 @@ def build(wanted: ComponentTable, at: str, **given: Any) -> Any:
     >>> build(table("clip", "local")(norm=0.5), "clip")
     Local(norm=0.5)
     """
-    return wanted._component.build(at, _arguments(wanted), **given)
+    return wanted._component.build(at, _built(_arguments(wanted), at), **given)
+
+
+def _built(arguments: dict[str, Any], at: str) -> dict[str, Any]:
+    """Arguments with the components in place of the tables that choose them."""
+
+    def each(value: Any, where: str) -> Any:
+        if isinstance(value, ComponentTable):
+            return build(value, where)
+        if isinstance(value, tuple):
+            return tuple(each(entry, f"{where}[{number}]") for number, entry in enumerate(value))
+        if isinstance(value, dict):
+            return {key: each(entry, f"{where}.{key}") for key, entry in value.items()}
+        return value
+
+    return {name: each(value, f"{at}.{name}") for name, value in arguments.items()}
 
 
 def table(name: str, kind: str) -> type[ComponentTable]:
@@ -89,12 +104,19 @@ def table(name: str, kind: str) -> type[ComponentTable]:
 def _table_of(of: Component) -> type[ComponentTable]:
     fields: dict[str, Any] = {KEYS.get(of.table, "kind"): (Literal[of.kind], of.kind)}
     for argument in of.arguments:
-        fields[argument.name] = (recipe_type(argument.type), ... if argument.default is EMPTY else argument.default)
+        fields[argument.name] = (
+            recipe_type(argument.type, _choosing),
+            ... if argument.default is EMPTY else argument.default,
+        )
     if of.table == "freeze":
         fields["also"] = (Freeze | None, None)
     made = create_model(f"{of.table}-{of.kind}", __base__=ComponentTable, __doc__=of.summary, **fields)
     made._component, made._one_of, made._at_most_one = of, of.one_of, of.at_most_one
     return made
+
+
+def _choosing(table: str) -> Any:
+    return Annotated[Any, Chooses(table), Label(f"table such as [{table}]")]
 
 
 def _arguments(wanted: ComponentTable) -> dict[str, Any]:
@@ -149,7 +171,7 @@ def meaning(of: type[Table], key: str) -> str:
     """What a key of a table means, as a docstring says it.
 
     >>> meaning(table("clip", "local"), "kind")
-    'Flat clipping of the whole gradient to length ``norm``: factor min(1, C/‖g‖).'
+    'Gradients longer than ``norm`` are shortened to it: factor min(1, C/‖g‖).'
     """
     if not issubclass(of, ComponentTable):
         return meanings(of.__doc__)[key]

@@ -6,6 +6,7 @@ from hoarfrost.registry.registration import components as components
 from hoarfrost.registry.registration import forget as forget
 from hoarfrost.registry.registration import loaded as loaded
 from hoarfrost.registry.types import Channels as Channels
+from hoarfrost.registry.types import ClipStyle as ClipStyle
 from hoarfrost.registry.types import Count as Count
 from hoarfrost.registry.types import FilePath as FilePath
 from hoarfrost.registry.types import Natural as Natural

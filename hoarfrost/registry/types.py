@@ -7,7 +7,7 @@ is refused; a component that is built in Python checks its own arguments.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -35,6 +35,13 @@ class Label:
 @dataclass(frozen=True)
 class File:
     """Marks the path of a file: `read_recipe` keeps it below the recipe's folder."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Marks an argument that is a component itself: in a recipe, a table that chooses one."""
+
+    table: str
 
 
 def checked(*checks: Callable[..., None]) -> AfterValidator:
@@ -89,14 +96,16 @@ Patterns = Annotated[
     Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
 
+ClipStyle = Annotated[Any, Chosen("clip")]
+
 _PLAIN = {float: Real, int: Integer, str: Text, bool: bool, type(None): type(None)}
 
 
-def recipe_type(annotation: Any) -> Any:
+def recipe_type(annotation: Any, chosen: Callable[[str], Any] = lambda table: Any) -> Any:
     """What pydantic checks the key of a recipe by, for an argument that is annotated so.
 
     Numbers are finite and at most `LARGEST`, texts and lists have a bounded length, and lists become tuples. What a
-    recipe cannot write is refused.
+    recipe cannot write is refused. ``chosen`` says by what the table of a component is checked.
 
     >>> get_args(recipe_type(list[bool]))[0]
     tuple[bool, ...]
@@ -110,25 +119,31 @@ def recipe_type(annotation: Any) -> Any:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         base, *bounds = inner
+        for each in bounds:
+            if isinstance(each, Chosen):
+                return chosen(each.table)
         # Bounds of its own come on top of those that every number and text has; a list's replace the usual length.
-        return Annotated[(_container(base) or recipe_type(base), *bounds)]
+        return Annotated[(_container(base, chosen) or recipe_type(base, chosen), *bounds)]
     if origin is Literal:
         return annotation
     if origin in (Union, types.UnionType):
-        return reduce(or_, map(recipe_type, inner))
-    if (found := _container(annotation)) is not None:
+        return reduce(or_, (recipe_type(each, chosen) for each in inner))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        entries = tuple(recipe_type(each, chosen) for each in inner)
+        return Annotated[dict[entries], Field(max_length=MOST_ENTRIES)]  # type: ignore[misc]
+    if (found := _container(annotation, chosen)) is not None:
         of_any_length = Ellipsis in get_args(get_args(found)[0])
         return Annotated[found, Field(max_length=MOST_ENTRIES)] if of_any_length else found
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     raise InvalidValue(f"{name} cannot be written in a recipe")
 
 
-def _container(annotation: Any) -> Any:
+def _container(annotation: Any, chosen: Callable[[str], Any]) -> Any:
     """A tuple for what is a tuple, a list or a sequence. TOML knows lists only; what is in them stays strict."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if not isinstance(origin, type) or not issubclass(origin, Sequence):
         return None
-    entries = tuple(each if each is Ellipsis else recipe_type(each) for each in inner)
+    entries = tuple(each if each is Ellipsis else recipe_type(each, chosen) for each in inner)
     if origin is not tuple:
         entries = (*entries, ...)
     return Annotated[tuple[entries], Field(strict=False)]  # type: ignore[valid-type]
@@ -152,5 +167,7 @@ def described(annotation: Any) -> str:
         return "true or false"
     if isinstance(annotation, type) and annotation in _PLAIN:
         return described(_PLAIN[annotation])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"table of: {described(inner[1])}"
     counted = f"of {len(inner)}: " if origin is tuple and Ellipsis not in inner else "of: "
     return f"list {counted}{described(inner[0])}"

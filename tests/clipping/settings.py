@@ -6,15 +6,14 @@ Norms in the table are of that order.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from hoarfrost.clipping import Block, Clipper, Clipping, Local, Statistic
+from hoarfrost.clipping import (
+    Adaptive, Automatic, Clipper, FlatStyle, Global, Local, PerGroup, PerLayer, Schedule,
+)  # fmt: skip
 from hoarfrost.info import RunInfo
 from tests import oracle
 
@@ -53,162 +52,147 @@ class Style:
         return self.name
 
 
-# Styles for the tests alone, so that every part of the contract is used.
+# The styles in plain numbers, written without the library's.
 
 
-@dataclass(frozen=True)
-class Dropping(Clipper):
-    """Keeps gradients up to the norm whole, and drops longer ones."""
-
-    norm: float
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        return Clipping.flat(info.shapes, self.norm, lambda norms: norms <= self.norm)
+def one_block(norm: float, factor: Callable[[float], float]) -> Callable[[Known], oracle.Rule]:
+    return lambda known: oracle.Rule([known.names], [norm], lambda norms: [factor(norms[0])])
 
 
-@dataclass(frozen=True)
-class Normalising(Clipper):
-    """Brings every gradient to the same length, short ones too."""
-
-    length: float
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        return Clipping.flat(info.shapes, self.length, lambda norms: self.length / norms)
-
-
-@dataclass(frozen=True)
-class ByLayer(Clipper):
-    """Every layer is clipped by itself, to a norm of its own: ``first``, and ``more`` for each layer after it."""
-
-    first: float
-    more: float
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        layers: dict[str, list[str]] = {}
-        for name in info.shapes:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
-        blocks = [
-            Block(layer, tuple(names), self.first + self.more * i) for i, (layer, names) in enumerate(layers.items())
-        ]
-        bounds = torch.tensor([block.bound for block in blocks])
-        return Clipping(tuple(blocks), lambda norms: (bounds.to(norms) / norms).clamp(max=1))
-
-
-@dataclass(frozen=True)
-class ByPattern(Clipper):
-    """Biases in one block and all the rest in another, each as noisy as its bound is large."""
-
-    biases: float
-    rest: float
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        blocks = (
-            Block("rest", tuple(n for n in info.shapes if not n.endswith("bias")), self.rest, noise_weight=self.rest),
-            Block("biases", tuple(n for n in info.shapes if n.endswith("bias")), self.biases, noise_weight=self.biases),
-        )
-        return Clipping(blocks, self.factors)
-
-    def factors(self, norms: Tensor) -> Tensor:
-        return torch.stack([self.rest / norms[:, 0], self.biases / norms[:, 1]], 1).clamp(max=1)
-
-
-@dataclass
-class Adaptive(Clipper):
-    """The norm follows the share of gradients that are shorter than it, of which it knows a noisy count."""
-
-    norm: float
-    share: float = 0.6
-    rate: float = 0.4
-    bound: float = 0.5  # a count of 1 is more than the statistic allows, and is cut
-    now: float = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.now = self.norm
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        now = self.now  # not self.now: this batch's norm
-        short = Statistic("short", lambda norms: norms[:, 0] <= now, self.bound, noise_weight=3.0)
-        return Clipping.flat(info.shapes, now, lambda norms: (now / norms).clamp(max=1), (short,))
-
-    def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
-        share = statistics["short"] / self.bound / info.expected_batch
-        self.now = min(max(self.now * math.exp(self.rate * (self.share - share)), 0.1), 2.0)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"now": torch.tensor(self.now, dtype=torch.float64)}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.now = float(state["now"])
-
-    def fresh(self) -> Clipper:
-        new = copy.copy(self)
-        new.now = new.norm
-        return new
-
-
-@dataclass(frozen=True)
-class Scheduled(Clipper):
-    """A norm for every step."""
-
-    norms: tuple[float, ...]
-
-    def begin(self, step: int, info: RunInfo) -> Clipping:
-        return Local(self.norms[step % len(self.norms)]).begin(step, info)
-
-
-# The same in plain numbers.
+def shortened(norm: float) -> Callable[[float], float]:
+    return lambda length: min(1.0, norm / length) if length else 1.0
 
 
 def local(norm: float) -> Callable[[Known], oracle.Rule]:
-    return lambda known: oracle.flat(known.names, norm)
+    return one_block(norm, shortened(norm))
 
 
-def dropping(norm: float) -> Callable[[Known], oracle.Rule]:
-    return lambda known: oracle.Rule([known.names], [norm], lambda norms: [1.0 if norms[0] <= norm else 0.0])
+def kept_or_dropped(norm: float, edge: float = 0.05) -> Callable[[float], float]:
+    """Whole up to the edge, nothing above the norm, in proportion between."""
+
+    def factor(length: float) -> float:
+        if length <= (1 - edge) * norm:
+            return 1.0
+        return 0.0 if length >= norm else (norm - length) / (edge * norm)
+
+    return factor
 
 
-def normalising(length: float) -> Callable[[Known], oracle.Rule]:
-    return lambda known: oracle.Rule([known.names], [length], lambda norms: [length / norms[0] if norms[0] else 0.0])
+def lengthened(norm: float, stability: float) -> Callable[[float], float]:
+    return lambda length: norm / (length + stability) if length + stability else 0.0
 
 
-def shortened(norms: list[float], bounds: list[float]) -> list[float]:
-    return [min(1.0, bound / norm) if norm else 1.0 for norm, bound in zip(norms, bounds, strict=True)]
+def blockwise(
+    blocks: Callable[[list[str]], list[list[str]]],
+    bounds: Callable[[int], list[float]],
+    factors: Callable[[float], Callable[[float], float]] | list[Callable[[float], float]],
+    *,
+    proportional: bool = False,
+) -> Callable[[Known], oracle.Rule]:
+    """Blocks that are clipped apart from each other."""
 
-
-def by_layer(first: float, more: float) -> Callable[[Known], oracle.Rule]:
     def rule(known: Known) -> oracle.Rule:
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in known.names))
-        blocks = [[name for name in known.names if name.rpartition(".")[0] == layer] for layer in layers]
-        bounds = [first + more * i for i in range(len(layers))]
-        return oracle.Rule(blocks, bounds, lambda norms: shortened(norms, bounds))
+        found = blocks(known.names)
+        limits = bounds(len(found))
+        each = factors[: len(found)] if isinstance(factors, list) else [factors(limit) for limit in limits]
+        return oracle.Rule(
+            found, limits, lambda norms: [factor(norm) for factor, norm in zip(each, norms, strict=True)],
+            noise_weights=limits if proportional else [],
+        )  # fmt: skip
 
     return rule
 
 
-def by_pattern(biases: float, rest: float) -> Callable[[Known], oracle.Rule]:
+def by_layer(names: list[str]) -> list[list[str]]:
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    return [[name for name in names if name.rpartition(".")[0] == layer] for layer in layers]
+
+
+def by_kind(names: list[str]) -> list[list[str]]:
+    """Biases and the rest, if there are both."""
+    biases = [name for name in names if name.endswith("bias")]
+    return [found for found in ([name for name in names if name not in biases], biases) if found]
+
+
+def fraction_below(norm: float) -> Callable[[float], float]:
+    """1/2 far below the norm, -1/2 far above, in proportion from 0.95 to 1.05 of it."""
+    return lambda length: max(-0.5, min(0.5, 0.5 - (length - 0.95 * norm) / (0.1 * norm)))
+
+
+def followed(start: float, counts: list[float], batch: float, quantile: float, rate: float) -> float:
+    """The norm after these noisy counts."""
+    norm = start
+    for count in counts:
+        share = max(0.0, min(1.0, count / batch + 0.5))
+        norm *= math.exp(-rate * (share - quantile))
+    return norm
+
+
+def count_weight(cost: float, moves: float) -> float:
+    """The noise weight with which a count of 1/2 takes that share of the privacy, beside blocks that move by so much."""
+    return 0.5 / (moves * math.sqrt(cost / (1 - cost)))
+
+
+def adaptive(
+    start: float, quantile: float, rate: float, cost: float, factor: Callable[[float], Callable[[float], float]]
+) -> Callable[[Known], oracle.Rule]:
     def rule(known: Known) -> oracle.Rule:
-        ends = [name for name in known.names if name.endswith("bias")]
-        blocks, bounds = [[name for name in known.names if name not in ends], ends], [rest, biases]
-        return oracle.Rule(blocks, bounds, lambda norms: shortened(norms, bounds), noise_weights=bounds)
+        counts = [seen["count of all parameters"] for seen in known.seen]
+        norm = followed(start, counts, known.expected_batch, quantile, rate)
+        below = fraction_below(norm)
+        count = oracle.Count(lambda norms: below(norms[0]), bound=0.5, noise_weight=count_weight(cost, norm))
+        clip = factor(norm)
+        return oracle.Rule(
+            [known.names], [norm], lambda norms: [clip(norms[0])], counts={"count of all parameters": count}
+        )
 
     return rule
 
 
-def adaptive(norm: float) -> Callable[[Known], oracle.Rule]:
+def adaptive_layers(start: float, cost: float) -> Callable[[Known], oracle.Rule]:
+    """A norm and a count for every layer."""
+
     def rule(known: Known) -> oracle.Rule:
-        now = norm
-        for seen in known.seen:
-            share = 2 * seen["short"] / known.expected_batch
-            now = min(2.0, max(0.1, now * math.exp(0.4 * (0.6 - share))))
-        short = oracle.Count(lambda norms: 1.0 if norms[0] <= now else 0.0, bound=0.5, noise_weight=3.0)
-        flat = oracle.flat(known.names, now)
-        return oracle.Rule(flat.blocks, flat.bounds, flat.factors, counts={"short": short})
+        blocks = by_layer(known.names)
+        names = [f"count of {block[0].rpartition('.')[0] or 'the model'}" for block in blocks]
+        norms = [
+            followed(start, [seen[name] for seen in known.seen], known.expected_batch, 0.5, 0.2) for name in names
+        ]
+        moves = math.sqrt(sum(norm**2 for norm in norms))
+        share = cost / len(blocks)
+        weight = 0.5 / (moves * math.sqrt(share / (1 - cost)))
+        counts = {
+            name: oracle.Count(lambda found, at=at, norm=norm: fraction_below(norm)(found[at]), 0.5, weight)
+            for at, (name, norm) in enumerate(zip(names, norms, strict=True))
+        }
+        return oracle.Rule(
+            blocks, norms, lambda found: [shortened(n)(f) for n, f in zip(norms, found, strict=True)], counts=counts
+        )
 
     return rule
 
 
-def scheduled(*norms: float) -> Callable[[Known], oracle.Rule]:
-    return lambda known: oracle.flat(known.names, norms[known.step % len(norms)])
+def in_turn(*rules: Callable[[Known], oracle.Rule]) -> Callable[[Known], oracle.Rule]:
+    """One rule after the other, a step each; the last one goes on."""
+    return lambda known: rules[min(known.step, len(rules) - 1)](known)
+
+
+def weights_and_biases(weights: FlatStyle, biases: FlatStyle, **options: Any) -> Clipper:
+    """A group for biases, in models that have some."""
+
+    class Either(PerGroup):
+        def blocks(self, info: RunInfo) -> Any:
+            found = {"rest": [n for n in info.shapes if not n.endswith("bias")]}
+            found["biases"] = [n for n in info.shapes if n.endswith("bias")]
+            styles = {"rest": weights, "biases": biases}
+            return {key: (tuple(names), styles[key]) for key, names in found.items() if names}
+
+    return Either({"*": weights}, **options)
+
+
+def every(*bounds: float) -> Callable[[int], list[float]]:
+    """The bounds of so many blocks: the last one again and again."""
+    return lambda number: [bounds[min(at, len(bounds) - 1)] for at in range(number)]
 
 
 TABLE = [
@@ -216,10 +200,42 @@ TABLE = [
     Style("Local(0.7)", Local(0.7), local(0.7)),
     Style("Local that never clips", Local(1e4), local(1e4), clips=False),
     Style("Local that always clips", Local(1e-3), local(1e-3), clips=False),
-    Style("drop or keep", Dropping(1.0), dropping(1.0)),
-    Style("normalising", Normalising(0.9), normalising(0.9)),
-    Style("layer by layer", ByLayer(0.2, 0.35), by_layer(0.2, 0.35)),
-    Style("by name pattern", ByPattern(biases=0.25, rest=0.8), by_pattern(biases=0.25, rest=0.8)),
-    Style("adaptive", Adaptive(0.9), adaptive(0.9)),
-    Style("by schedule", Scheduled((1.2, 0.6, 0.9)), scheduled(1.2, 0.6, 0.9)),
-]
+    Style("Global(1)", Global(1.0), one_block(1.0, kept_or_dropped(1.0))),
+    Style("Global, a wide edge", Global(1.3, edge=0.6), one_block(1.3, kept_or_dropped(1.3, 0.6))),
+    Style("Global that drops all", Global(1e-3), one_block(1e-3, kept_or_dropped(1e-3)), clips=False),
+    Style("Automatic(0.9)", Automatic(0.9), one_block(0.9, lengthened(0.9, 0.01))),
+    Style("Automatic, half at 0.5", Automatic(1.0, 0.5), one_block(1.0, lengthened(1.0, 0.5))),
+    Style("normalised", Automatic(0.9, stability=0), one_block(0.9, lengthened(0.9, 0.0))),
+    Style("Adaptive", Adaptive(start=0.9, rate=0.4, cost=0.1), adaptive(0.9, 0.5, 0.4, 0.1, shortened)),
+    Style(
+        "Adaptive, global",
+        Adaptive(quantile=0.7, start=1.1, rate=0.3, style="global", cost=0.05),
+        adaptive(1.1, 0.7, 0.3, 0.05, kept_or_dropped),
+    ),
+    Style("PerLayer(Local)", PerLayer(Local(0.5)), blockwise(by_layer, every(0.5), shortened)),
+    Style("PerLayer(Global)", PerLayer(Global(0.6)), blockwise(by_layer, every(0.6), kept_or_dropped)),
+    Style(
+        "PerLayer(Automatic)",
+        PerLayer(Automatic(0.4, 0.1)),
+        blockwise(by_layer, every(0.4), lambda norm: lengthened(norm, 0.1)),
+    ),
+    Style("PerLayer(Adaptive)", PerLayer(Adaptive(start=0.5, cost=0.2)), adaptive_layers(0.5, 0.2)),
+    Style(
+        "PerGroup, equal noise",
+        weights_and_biases(Local(0.8), Global(0.25)),
+        blockwise(by_kind, every(0.8, 0.25), [shortened(0.8), kept_or_dropped(0.25)]),
+    ),
+    Style(
+        "PerGroup, proportional noise",
+        weights_and_biases(Global(0.8), Local(0.25), noise="proportional"),
+        blockwise(by_kind, every(0.8, 0.25), [kept_or_dropped(0.8), shortened(0.25)], proportional=True),
+    ),
+    Style(
+        "Schedule",
+        Schedule((0, Local(0.6)), (1, Global(1.2)), (2, PerLayer(Local(0.5))), by="step"),
+        in_turn(
+            local(0.6), one_block(1.2, kept_or_dropped(1.2)),
+            blockwise(by_layer, every(0.5), shortened),
+        ),
+    ),
+]  # fmt: skip

@@ -27,7 +27,8 @@ SIGMA = 1.3
 
 
 def test_every_style_of_the_library_has_a_row() -> None:
-    assert {style.target for style in loaded("clip").values()} <= {type(row.clipper) for row in TABLE}
+    for style in loaded("clip").values():
+        assert any(isinstance(row.clipper, style.target) for row in TABLE), style.kind
 
 
 def assert_sums_match(run: Run, step: Step, gradients: bool = True) -> None:

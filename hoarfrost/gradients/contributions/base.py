@@ -36,6 +36,12 @@ class Contribution(ABC):
         """⟨gradient, other's gradient⟩ of each example and its rounding scale, or None where no short way is known."""
         return None
 
+    def exact_squared_norms(self, index: Tensor) -> Tensor:
+        """‖gradient‖² of some examples, where squares overflow in float32: from gradients written out, in float64."""
+        written = self.take(index[:1]).instantiate().numel()
+        found = in_pieces(index, written, lambda some: squares(self.take(some).instantiate().double()))
+        return found + self.take(index).hidden_rounding()
+
     def masked(self, mask: PartialMask) -> Contribution:
         """The same with zeros at frozen coordinates."""
         return Masked(self, mask)

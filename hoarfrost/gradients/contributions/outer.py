@@ -45,7 +45,7 @@ class Outer(Contribution):
 
     def hidden_rounding(self) -> Tensor | float:
         positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
-        return lost_to_underflow(squares(self.a), squares(self.g), self.a, positions, p, d)
+        return lost_to_underflow(squares(self.a.double()), squares(self.g.double()), self.a, positions, p, d)
 
     def take(self, index: Tensor) -> Contribution:
         return Outer(self.a[index], self.g[index])

@@ -78,7 +78,7 @@ class Window(Contribution):
             return 0.0  # the sum is made of what was written
         z, g = self._roles(slice(None))
         d, p = self.shape[0], prod(self.shape[1:])
-        return lost_to_underflow(squares(z), squares(g), z, prod(g.shape[2:]), p, d)
+        return lost_to_underflow(squares(z.double()), squares(g.double()), z, prod(g.shape[2:]), p, d)
 
     def picked(self) -> Tensor:
         """The gradients of live elements alone, [B, live]."""

@@ -65,14 +65,15 @@ class GaussianMechanism:
             live: which coordinates of each are released; where not all of them are, one after the other.
         """
         total = self.reduce(total)
-        clipping = total.clipping
-        block_stds, statistic_stds = clipping.stds(self._noise_multiplier)
-        joint = clipping.noise_multiplier(block_stds, statistic_stds)
-        if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
-            raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
         encoded = self.encoding.like(like)
         # What the encoding makes of a gradient has no masks: it is released whole, and live coordinates are taken last.
         asked = {name: live.get(name, True) if name in like else True for name in encoded}
+        released = [name for name, coordinates in asked.items() if coordinates is not False]
+        clipping = total.clipping
+        block_stds, statistic_stds = clipping.stds(self._noise_multiplier, released)
+        joint = clipping.noise_multiplier(block_stds, statistic_stds, released)
+        if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
+            raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
         values = {name: _at(asked[name], total.sums.get(name), t) for name, t in encoded.items()}
         stds = {name: block_stds[clipping.block_of[name]] for name in encoded}
         device = next(iter(like.values())).device

@@ -112,8 +112,8 @@ def test_the_noise_multiplier_cannot_be_changed() -> None:
 class Cheap(Clipping):
     """Asks for less noise than its bounds need."""
 
-    def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        blocks, statistics = super().stds(noise_multiplier)
+    def stds(self, noise_multiplier: float, live: Any = None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        blocks, statistics = super().stds(noise_multiplier, live)
         return (0.99 * blocks[0], *blocks[1:]), statistics
 
 
@@ -177,7 +177,7 @@ def test_the_sums_of_two_processes_are_added_before_noise_that_is_drawn_once() -
 
 def test_a_run_that_reduces_over_two_processes_equals_the_oracle_on_both_batches() -> None:
     """The other process' sum is that of another model's step on other data, with the same weights."""
-    (style,) = (style for style in TABLE if style.name == "layer by layer")
+    (style,) = (style for style in TABLE if style.name == "PerLayer(Local)")
     one, other = Run(style), Run(style, inputs=Case("other").new_inputs().flip(0) * 0.8)
     for x in other.private.loader:
         _, theirs = other.expected(x)

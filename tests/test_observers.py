@@ -75,7 +75,7 @@ def test_every_chunk_is_shown_as_the_oracle_sees_it(style: Style, name: str) -> 
 def test_an_example_without_a_finite_norm_is_shown_without_a_factor() -> None:
     inputs = PLAIN.new_inputs()
     inputs[2, 0, 1, 1] = float("inf")
-    (style,) = (style for style in TABLE if style.name == "layer by layer")
+    (style,) = (style for style in TABLE if style.name == "PerLayer(Local)")
     run, watching = Run(style, inputs=inputs), Watching()
     run.private.observe(watching)
     (step,) = run.steps(1)

@@ -33,7 +33,8 @@ from tests.support.extensions import ByGradientNorm, FollowsQuantile, TwoNorms
 
 # Clipping styles.
 
-CLIPPERS = {**battery.clipping(), "quantile": FollowsQuantile(0.5), "two norms": TwoNorms()}
+CLIPPERS = {name: style for name, style in battery.clipping().items() if name != "per-group"}
+CLIPPERS |= {"quantile": FollowsQuantile(0.5), "two norms": TwoNorms()}
 
 
 @dataclass(frozen=True)

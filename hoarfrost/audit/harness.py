@@ -104,7 +104,7 @@ class StepHarness:
         noise_std = placement.noise_std[self._block]
         release = gradient * self._private.expected_batch / noise_std
         # The most powerful test: blocks count by how far a canary moves them, in units of their noise.
-        moved = placement.clipping.sensitivities(self._noise_multiplier)
+        moved = (torch.tensor(placement.clipping.bounds) / placement.noise_std.cpu()).tolist()
         scores = sum(release[at] * moved[block] for block, at in placement.at.items())
         threshold = sum(moved[block] ** 2 / 2 for block in placement.at)
         assert isinstance(scores, Tensor)
@@ -115,17 +115,25 @@ class StepHarness:
             false_positives=int((absent > threshold).sum()),
             noise=torch.where(placement.live, release - placement.clipped_sum / noise_std, 0.0),
             live=placement.live,
-            faults=self._faults(placement.live, gradient, received, before),
+            faults=self._faults(placement, gradient, received, before),
         )
 
-    def _faults(self, live: Tensor, gradient: Tensor, received: list[Tensor | None], before: list[Tensor]) -> list[str]:
-        found = []
+    def _faults(
+        self,
+        placement: _CanaryPlacement,
+        gradient: Tensor,
+        received: list[Tensor | None],
+        before: list[Tensor],
+    ) -> list[str]:
+        found, live, clipping = [], placement.live, placement.clipping
         if len(self._received) != 1:
             found.append(f"one step was asked for, and the optimizer took {len(self._received)}")
         if gradient[~live].count_nonzero():
             found.append("frozen coordinates get a gradient or noise")
         for g, p in zip(received, self._reference.parameters(), strict=True):
             p.grad = _copy(g)
+        for group in self._reference_optimizer.param_groups:
+            group["lr"] *= clipping.learning_rate
         self._reference_optimizer.step()
         new = torch.cat([p.detach().flatten() for p in self.model.parameters()])
         old = torch.cat([p.flatten() for p in before])
@@ -155,6 +163,7 @@ class StepHarness:
         of_block = {block: live_order[self._block[live_order] == block] for block in self._block.unique().tolist()}
         of_block = {block: at for block, at in of_block.items() if len(at)}
         count = min([self._canaries, *(len(at) // 2 for at in of_block.values())])
+        released = [name for name, mask in masks.items() if mask.any()]
         rows, clipped_sum = self._examples.rows.zero_(), torch.zeros_like(live, dtype=torch.float32)
         canary = torch.arange(count, device=live.device)
         kept = clipping.factors(norms[None])[0] * norms
@@ -167,7 +176,7 @@ class StepHarness:
         self._placement = _CanaryPlacement(
             clipping=clipping,
             norms=norms,
-            noise_std=torch.tensor(clipping.stds(self._noise_multiplier)[0], device=live.device),
+            noise_std=torch.tensor(clipping.stds(self._noise_multiplier, released)[0], device=live.device),
             live=live,
             clipped_sum=clipped_sum,
             at={block: at[: 2 * count] for block, at in of_block.items()},

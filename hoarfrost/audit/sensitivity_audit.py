@@ -41,12 +41,14 @@ TOLERANCE = 1e-5  # of the sensitivity: the sums are float32
 TOLERANCE_OF_NETWORKS = 1e-3
 HOSTILE: dict[str, Callable[[Tensor], Tensor]] = {
     "half the sensitivity": lambda x: x / 2,
+    "the sensitivity itself": lambda x: x,
     "just below the sensitivity": lambda x: x * (1 - 1e-4),
     "just above the sensitivity": lambda x: x * (1 + 1e-4),
     "1000 x the sensitivity": lambda x: x * 1e3,
     "1e18 x the sensitivity": lambda x: x * 1e18,
     "1e30 x the sensitivity": lambda x: x * 1e30,
     "1e-30 x the sensitivity": lambda x: x * 1e-30,
+    "1e-40 x the sensitivity": lambda x: x * 1e-40,
     "zero": torch.zeros_like,
     "all inf": lambda x: torch.full_like(x, torch.inf),
     "one inf": lambda x: _with_first(x, torch.inf),
@@ -166,7 +168,14 @@ def _generate(
         on_frozen = torch.where(frozen, x, 0.0)
         x = torch.where(frozen, 0.0, x)
         x = x * stated / x.norm()
-    worst_case = x * float(worst_case_norms(clipping)[0] / clipping.bounds[0])
+    norms = worst_case_norms(clipping)
+    worst_case = x * float(norms[0] / clipping.bounds[0])
+    if frozen is not None:  # gradients can be made at will: every block of this one has the norm that is worst for it
+        block_of = torch.tensor([clipping.block_of[f"parts.{i // WIDTH}.weight"] for i in range(len(x))])
+        for block, norm in enumerate(norms):
+            part = torch.where(block_of == block, x, 0.0)
+            if part.any():
+                worst_case = torch.where(block_of == block, part * norm / part.norm(), worst_case)
     hostile = {name: change(x) for name, change in HOSTILE.items()}
     hostile |= {
         "worst-case norm": worst_case,
@@ -188,7 +197,9 @@ def _generate(
     }
     for name, example in hostile.items():
         number = to.row(example)
-        for other, base in (batches | {"two copies of itself": [number, number]}).items():
+        # Under a mean loss, ten gradients are rounded otherwise than nine: what jumps at some norm moves them all.
+        copies = {"two copies of itself": [number] * 2, "nine copies of itself": [number] * 9}
+        for other, base in (batches | copies).items():
             to.pairs.append((f"{name}, added to {other}", (*base,), (*base, number)))
 
 
@@ -203,7 +214,7 @@ def _clipped_sums(
     max_physical_batch: int | None,
     device: torch.device | str,
 ) -> dict[Batch, list[Tensor]]:
-    """What the real step releases for each batch: [coordinates] for each block of the clipping."""
+    """What the real step releases for each batch: [coordinates] for each block, and [1] for each statistic."""
     batches = list(dict.fromkeys(batch for _, base, more in neighbours.pairs for batch in (base, more)))
     examples = Examples(torch.stack(neighbours.rows).to(device))
     scripted = _Scripted(sample_rate=1.0, size=len(examples), script=iter(batches))
@@ -226,6 +237,7 @@ def _clipped_sums(
             block = seen.last.clipping.block_of[name]
             blocks[block].append(gradient.flatten().double() * private.expected_batch)
         sums[batch] = [torch.cat(block) if block else torch.zeros(0) for block in blocks]
+        sums[batch] += [torch.tensor([count], dtype=torch.float64) for count in seen.last.statistics.values()]
     return sums
 
 
@@ -248,8 +260,9 @@ class _Scripted(Poisson):
 
 
 def _ratio(before: list[Tensor], after: list[Tensor], clipping: Clipping) -> float:
-    """How far the sum moved, over the stated sensitivity; the largest over all blocks."""
-    ratios = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, clipping.bounds, strict=True)]
+    """How far the sum moved, over the stated sensitivity; the largest over all blocks and statistics."""
+    bounds = [*clipping.bounds, *(statistic.bound for statistic in clipping.statistics)]
+    ratios = [float((b - a).norm()) / stated for a, b, stated in zip(before, after, bounds, strict=True)]
     return max(ratio if math.isfinite(ratio) else math.inf for ratio in ratios)
 
 

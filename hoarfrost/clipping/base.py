@@ -217,33 +217,50 @@ class Clipping:
                     "hoarfrost.clip.Global does, or state Clipping(jumps=True), for analysis"
                 )
 
-    def stds(self, noise_multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def stds(
+        self, noise_multiplier: float, live: Iterable[str] | None = None
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Standard deviations of the noise: for each block, and for each statistic.
 
         σ · w_b · √(Σ_c (S_c / w_c)²), with bounds S and noise weights w. Whatever the weights, everything together is
         one Gaussian release with noise multiplier σ (`noise_multiplier`).
+
+        Args:
+            live: the parameters of which something is released; by default all. A block without any takes no share of
+                the noise: its sum is not released.
+
+        >>> two = Clipping((Block("a", ("a",), 3.0), Block("b", ("b",), 4.0)), rule=torch.ones_like)
+        >>> two.stds(1.0)[0], two.stds(1.0, live=["b"])[0]
+        ((5.0, 5.0), (4.0, 4.0))
         """
-        scale = noise_multiplier * math.hypot(*(each.bound / each.noise_weight for each in self._components))
+        released = self._released(live)
+        scale = noise_multiplier * math.hypot(*(each.bound / each.noise_weight for each in released))
         stds = tuple(scale * each.noise_weight for each in self._components)
         return stds[: len(self.blocks)], stds[len(self.blocks) :]
 
-    def sensitivities(self, noise_multiplier: float) -> tuple[float, ...]:
-        """For each block: how far one example moves it at most, in units of its noise."""
-        return tuple(bound / std for bound, std in zip(self.bounds, self.stds(noise_multiplier)[0], strict=True))
-
-    def noise_multiplier(self, block_stds: Iterable[float], statistic_stds: Iterable[float] = ()) -> float:
+    def noise_multiplier(
+        self, block_stds: Iterable[float], statistic_stds: Iterable[float] = (), live: Iterable[str] | None = None
+    ) -> float:
         """The noise multiplier of the joint release: (Σ_b (S_b / s_b)²)^(-1/2), with bounds S and deviations s.
 
         >>> two = Clipping((Block("a", ("a",), 3.0), Block("b", ("b",), 4.0)), rule=torch.ones_like)
         >>> round(two.noise_multiplier([10.0, 10.0]), 6)
         2.0
         """
-        stds = (*block_stds, *statistic_stds)
-        if min(stds) == 0:
+        stds = dict(zip(self._components, (*block_stds, *statistic_stds), strict=True))
+        released = self._released(live)
+        if min(stds[each] for each in released) == 0:
             return 0.0
-        bounds = (each.bound for each in self._components)
-        moves = math.hypot(*(bound / std for bound, std in zip(bounds, stds, strict=True)))
+        moves = math.hypot(*(each.bound / stds[each] for each in released))
         return 1 / moves if moves else math.inf
+
+    def _released(self, live: Iterable[str] | None) -> list[Block | Statistic]:
+        """The blocks of which something is released, and all statistics."""
+        if live is None:
+            return self._components
+        numbers = {self.block_of[name] for name in live}
+        blocks = [block for number, block in enumerate(self.blocks) if number in numbers]
+        return [*blocks, *self.statistics] or self._components  # nothing at all: any noise will do
 
 
 class Clipper(ABC):

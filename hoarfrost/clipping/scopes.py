@@ -106,7 +106,12 @@ class PerLayer(Scope):
         return {layer: (tuple(names), self.style) for layer, names in layers.items()}
 
 
-@component("clip", "per-group", examples=lambda: [PerGroup({"parts.0.*": Local(0.3), "parts.[!0].*": Global(0.6)})])
+@component(
+    "clip", "per-group",
+    examples=lambda: [
+        PerGroup({"parts.0.*": Local(0.3), "parts.1.*": Global(0.6), "parts.2.*": Local(0.5)}, noise="proportional")
+    ],
+)  # fmt: skip
 @dataclass(eq=False)
 class PerGroup(Scope):
     """Groups of parameters, by patterns of their names, are clipped apart from each other, each by a style of its own.

@@ -86,6 +86,7 @@ class Engine:
         self.before_run: Callable[[], None] = lambda: None  # called before the model runs on a batch, once it was seen
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self._rows_checked = 0
+        self._jumps_told = False
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
@@ -251,6 +252,14 @@ class Engine:
         if self._checked is None or clipping is not self._checked:
             encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
             self._checked, self._rows_checked = check_clipping(clipping, self.clipper, encoded), 0
+            if clipping.jumps and not self._jumps_told:
+                self._jumps_told = True
+                warnings.warn(
+                    f"{self.clipper_repr} jumps: one example can move others across the jump by how their norms are "
+                    "rounded, and then moves the sum by more than its bound. The stated epsilon holds in exact "
+                    "arithmetic alone: for analysis, not for release",
+                    stacklevel=2,
+                )
         return clipping
 
     def release(self) -> ClippedSum | None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes import messages
-from hoarfrost.recipes.schema import LONGEST_NAME, Recipe, Table, alternatives, file_keys, meaning
+from hoarfrost.recipes.schema import KEYS, LONGEST_NAME, Recipe, Table, alternatives, file_keys, meaning, table_at
 from hoarfrost.untrusted import line, shown, shown_path, size_of
 
 BUILT_IN = Path(__file__).parent / "builtin"
@@ -219,7 +219,13 @@ def _set(given: dict[str, Any], override: str) -> None:
         if last in group:
             for other in group:
                 table.pop(other, None)
-    table[last] = _value(text.strip())
+    value = _value(text.strip())
+    form = table_at(Recipe, tables[0], {**table, last: value}) if len(tables) == 1 else None
+    if form is not None and last == KEYS.get(tables[0], "kind") and table.get(last) != value:
+        # What was said to another component does not concern this one.
+        for key in table.keys() - form.model_fields.keys():
+            del table[key]
+    table[last] = value
 
 
 def _value(text: str) -> Any:
@@ -229,8 +235,17 @@ def _value(text: str) -> Any:
         return text  # a word without quotes
 
 
+def _key(name: str) -> str:
+    """A key, in quotes if TOML wants them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
 def as_toml(value: Any) -> str:
     """A value, as TOML writes it."""
+    if isinstance(value, Table):
+        return as_toml({key: each for key, each in value if each is not None})
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {as_toml(each)}" for key, each in value.items()) + " }"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_toml, value))}]"
     # JSON's strings, whole numbers and booleans are TOML's too; Python's floats are written as TOML reads them.

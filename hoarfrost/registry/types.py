@@ -129,8 +129,8 @@ def recipe_type(annotation: Any, chosen: Callable[[str], Any] = lambda table: An
     if origin in (Union, types.UnionType):
         return reduce(or_, (recipe_type(each, chosen) for each in inner))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        entries = tuple(recipe_type(each, chosen) for each in inner)
-        return Annotated[dict[entries], Field(max_length=MOST_ENTRIES)]  # type: ignore[misc]
+        key, value = (recipe_type(each, chosen) for each in inner)
+        return Annotated[dict[key, value], Field(max_length=MOST_ENTRIES)]  # type: ignore[valid-type]
     if (found := _container(annotation, chosen)) is not None:
         of_any_length = Ellipsis in get_args(get_args(found)[0])
         return Annotated[found, Field(max_length=MOST_ENTRIES)] if of_any_length else found

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoarfrost.clipping import (
-    Adaptive, Automatic, Clipper, FlatStyle, Global, Local, PerGroup, PerLayer, Schedule,
+    Adaptive,
+    Automatic,
+    Clipper,
+    Clipping,
+    FlatStyle,
+    Global,
+    Local,
+    PerGroup,
+    PerLayer,
+    Schedule,
+    Statistic,
 )  # fmt: skip
 from hoarfrost.info import RunInfo
 from tests import oracle
@@ -129,7 +139,7 @@ def followed(start: float, counts: list[float], batch: float, quantile: float, r
 
 
 def count_weight(cost: float, moves: float) -> float:
-    """The noise weight with which a count of 1/2 takes that share of the privacy, beside blocks that move by so much."""
+    """The noise weight with which a count of 1/2 takes that share of the privacy, beside blocks that move so much."""
     return 0.5 / (moves * math.sqrt(cost / (1 - cost)))
 
 
@@ -155,9 +165,7 @@ def adaptive_layers(start: float, cost: float) -> Callable[[Known], oracle.Rule]
     def rule(known: Known) -> oracle.Rule:
         blocks = by_layer(known.names)
         names = [f"count of {block[0].rpartition('.')[0] or 'the model'}" for block in blocks]
-        norms = [
-            followed(start, [seen[name] for seen in known.seen], known.expected_batch, 0.5, 0.2) for name in names
-        ]
+        norms = [followed(start, [seen[name] for seen in known.seen], known.expected_batch, 0.5, 0.2) for name in names]
         moves = math.sqrt(sum(norm**2 for norm in norms))
         share = cost / len(blocks)
         weight = 0.5 / (moves * math.sqrt(share / (1 - cost)))
@@ -190,6 +198,24 @@ def weights_and_biases(weights: FlatStyle, biases: FlatStyle, **options: Any) ->
     return Either({"*": weights}, **options)
 
 
+@dataclass(frozen=True)
+class Summing(Clipper):
+    """Sums the norms, as a statistic that is larger than it may be: it is cut to its bound."""
+
+    norm: float
+
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        length = Statistic("length", lambda norms: norms[:, 0], bound=0.5, noise_weight=3.0)
+        return Clipping.flat(info.shapes, self.norm, Local(self.norm).factors, (length,))
+
+
+def summing(norm: float) -> Callable[[Known], oracle.Rule]:
+    length = oracle.Count(lambda norms: norms[0], bound=0.5, noise_weight=3.0)
+    return lambda known: oracle.Rule(
+        [known.names], [norm], lambda norms: [shortened(norm)(norms[0])], counts={"length": length}
+    )
+
+
 def every(*bounds: float) -> Callable[[int], list[float]]:
     """The bounds of so many blocks: the last one again and again."""
     return lambda number: [bounds[min(at, len(bounds) - 1)] for at in range(number)]
@@ -212,6 +238,7 @@ TABLE = [
         Adaptive(quantile=0.7, start=1.1, rate=0.3, style="global", cost=0.05),
         adaptive(1.1, 0.7, 0.3, 0.05, kept_or_dropped),
     ),
+    Style("a statistic that is cut", Summing(0.9), summing(0.9)),
     Style("PerLayer(Local)", PerLayer(Local(0.5)), blockwise(by_layer, every(0.5), shortened)),
     Style("PerLayer(Global)", PerLayer(Global(0.6)), blockwise(by_layer, every(0.6), kept_or_dropped)),
     Style(

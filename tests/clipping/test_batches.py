@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.clipping import Clipper, Clipping, Local, Statistic
+from hoarfrost.clipping import Adaptive, Clipper, Clipping, Local, Statistic
 from hoarfrost.errors import NotPrivate
 from hoarfrost.info import RunInfo
-from tests.clipping.settings import Adaptive, Style, adaptive, local
+from tests.clipping.settings import Style, adaptive, local, shortened
 from tests.support.clipping import PLAIN, Case, Run, run_of, take_steps
 
 CHUNKS = Case("chunks of four", chunk=4)
@@ -154,12 +154,19 @@ def test_what_follows_from_a_broken_off_batch_is_nothing() -> None:
 
 # What a style learns.
 
+COUNT = "count of all parameters"
+RULE = adaptive(0.9, 0.5, 0.4, 0.1, shortened)
 
-class Curious(Adaptive):
+
+def new(start: float = 0.9) -> Adaptive:
+    return Adaptive(start=start, rate=0.4, cost=0.1)
+
+
+class Curious(Clipper):
     """Keeps all that it is told."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, norm: float) -> None:
+        self.norm = norm
         self.told: list[Any] = []
 
     def fresh(self) -> Clipper:
@@ -167,7 +174,7 @@ class Curious(Adaptive):
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
         self.told.append((step, plain(info)))
-        nothing = Statistic("short", lambda norms: 0 * norms[:, 0], self.bound)
+        nothing = Statistic("short", lambda norms: 0 * norms[:, 0], 0.5)
         return Clipping.flat(info.shapes, self.norm, ones, (nothing,))
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
@@ -204,21 +211,21 @@ def test_what_a_style_observes_is_the_noisy_sum() -> None:
 
     class Watching(Adaptive):
         def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
-            seen.append(statistics["short"])
+            seen.append(statistics[COUNT])
             super().observe(step, statistics, info)
 
-    run = Run(Style("watching", Watching(0.9), adaptive(0.9)), noise_multiplier=2.0)
-    exact = [step.clipped.counts["short"] for step in run.steps(3)]
-    assert seen == [noisy.statistics["short"] for _, noisy in run._released]
+    run = Run(Style("watching", Watching(start=0.9, rate=0.4, cost=0.1), RULE), noise_multiplier=2.0)
+    exact = [step.clipped.counts[COUNT] for step in run.steps(3)]
+    assert seen == [noisy.statistics[COUNT] for _, noisy in run._released]
     assert not any(a == b for a, b in zip(seen, exact, strict=True))
 
 
 def test_two_runs_of_one_style_know_nothing_of_each_other() -> None:
-    style = Adaptive(0.9)
+    style = new()
     first, second = run_of(style), run_of(style)
     take_steps(first, 3)
-    assert first.private.optimizer.engine.clipper.now != 0.9
-    assert second.private.optimizer.engine.clipper.now == style.now == 0.9
+    assert first.private.optimizer.engine.clipper.norm != 0.9
+    assert second.private.optimizer.engine.clipper.norm == style.norm == 0.9
 
 
 # Checkpoints.
@@ -226,13 +233,13 @@ def test_two_runs_of_one_style_know_nothing_of_each_other() -> None:
 
 def test_what_a_style_keeps_is_in_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    style = Style("adaptive", Adaptive(0.9), adaptive(0.9))
+    style = Style("adaptive", new(), RULE)
     run = Run(style)
     list(run.steps(3))
     run.private.save(path)
     later = Run(style)
     later.private.load(path)
-    assert later.private.optimizer.engine.clipper.now == run.private.optimizer.engine.clipper.now != 0.9
+    assert later.private.optimizer.engine.clipper.norm == run.private.optimizer.engine.clipper.norm != 0.9
     later.seen = list(run.seen)
     for step in later.steps(5):  # from the third on, with the norm that the first three have led to
         assert step.noisy.statistics == pytest.approx(step.clipped.counts)
@@ -242,12 +249,12 @@ def test_what_a_style_keeps_is_in_a_checkpoint(tmp_path: Path) -> None:
 
 def test_another_style_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    run = run_of(Adaptive(0.9))
+    run = run_of(new())
     take_steps(run, 2)
     run.private.save(path)
-    later = run_of(Adaptive(0.8))
+    later = run_of(new(0.8))
     later.private.load(path)
-    assert later.private.optimizer.engine.clipper.now == 0.8
+    assert later.private.optimizer.engine.clipper.norm == 0.8
 
 
 @pytest.mark.parametrize("case", [PLAIN, CHUNKS], ids=repr)
@@ -256,7 +263,7 @@ def test_a_checkpoint_restored_between_backward_and_step_needs_a_new_batch(
     tmp_path: Path, case: Case, rest: bool
 ) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    run = Run(Style("adaptive", Adaptive(0.9), adaptive(0.9)), case, noise_multiplier=1.0)
+    run = Run(Style("adaptive", new(), RULE), case, noise_multiplier=1.0)
     run.private.save(path)
     weights = copy.deepcopy(run.model.state_dict())
     chunks = iter(run.private.loader)

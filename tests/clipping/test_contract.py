@@ -298,12 +298,12 @@ def test_a_rule_that_looks_at_the_whole_batch_is_refused(rule: str) -> None:
     norms = torch.tensor([[0.5], [2.0], [7.0], [0.1]])
     mixing = Clipping.flat(["w"], bound=1.0, rule=MIXING[rule])
     with pytest.raises(NotPrivate, match="uses the other examples' norms"):
-        mixing.check_rows(norms)
+        mixing.check_rule(norms)
     plain = Clipping.flat(["w"], bound=1.0, rule=torch.ones_like)
-    plain.check_rows(norms)
+    plain.check_rule(norms)
     counted = Statistic("s", lambda norms: MIXING[rule](norms)[:, 0], bound=10.0)
     with pytest.raises(NotPrivate, match="statistic 's'"):
-        Clipping.flat(["w"], bound=1.0, rule=torch.ones_like, statistics=(counted,)).check_rows(norms)
+        Clipping.flat(["w"], bound=1.0, rule=torch.ones_like, statistics=(counted,)).check_rule(norms)
 
 
 def test_a_rule_that_looks_at_the_whole_batch_is_refused_in_the_first_step() -> None:

@@ -33,7 +33,7 @@ class FollowsQuantile(Clipper):
         # One half less: a count has then half the sensitivity. Its noise does not depend on the norm: otherwise a norm
         # that happens to be large makes the count so noisy that it grows without end.
         weight = 5 / now
-        short = Statistic("short", lambda norms: (norms[:, 0] <= now).float() - 0.5, bound=0.5, noise_weight=weight)
+        short = Statistic("short", lambda norms: _shorter(norms[:, 0], now) - 0.5, bound=0.5, noise_weight=weight)
         return Clipping.flat(info.shapes, now, lambda norms: (now / norms).clamp(max=1), (short,))
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
@@ -48,6 +48,11 @@ class FollowsQuantile(Clipper):
 
     def fresh(self) -> Clipper:
         return type(self)(self.norm, self.quantile, self.rate)
+
+
+def _shorter(norms: Tensor, than: float) -> Tensor:
+    """1 or 0, and a number between where a norm is about equal: a count must not jump."""
+    return ((1.05 * than - norms) / (0.1 * than)).clamp(0, 1)
 
 
 @dataclass(frozen=True)

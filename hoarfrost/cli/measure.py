@@ -19,7 +19,7 @@ app = command_group("Measure trained models beyond their accuracy.")
 
 @app.command()
 def calibration(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders of classifiers.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of classifiers.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The figure, an SVG.")] = Path("reliability.svg"),
 ) -> None:
     """Compare how far the confidence of classifiers can be believed: a table, and reliability diagrams side by side.

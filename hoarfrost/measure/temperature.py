@@ -53,6 +53,7 @@ class Temperature:
         >>> temperature(logits).softmax(dim=1).max(dim=1).values.round(decimals=3).tolist()
         [0.75, 0.75, 0.75, 0.75]
         """
+        import numpy as np
         from scipy.optimize import minimize_scalar
 
         wide, target = checked(logits, labels)
@@ -63,6 +64,7 @@ class Temperature:
 
         # In the logarithm, where halving and doubling are steps of the same length. The NLL has one valley there.
         bounds = (math.log(LOWEST), math.log(HIGHEST))
-        found = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-7}).x)
+        with np.errstate(all="ignore"):  # between infinite losses the search takes the middle
+            found = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-7}).x)
         best = min((found, 0.0, *bounds), key=loss)  # the search stops short of its ends; 0: as the logits are
         return cls(math.exp(best))

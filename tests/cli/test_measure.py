@@ -111,7 +111,7 @@ def test_a_name_that_a_terminal_would_obey_is_spelled_out() -> None:
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no run": ([], "Missing argument 'RUN...'"),
+    "no run": ([], "Missing argument 'RUN"),
     "absent": (["runs/absent"], "there is no run folder at runs/absent; give a folder that `hoarfrost train` made"),
     "a file": (["some.txt"], "there is no run folder at some.txt"),
     "a folder": (["."], "is not a run folder: there is no recipe.toml in it"),

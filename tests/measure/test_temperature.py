@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -44,17 +45,28 @@ def test_the_nll_on_its_own_data_never_gets_worse(case: str) -> None:
     assert nll(found(logits.double()), labels) <= nll(logits, labels)
 
 
+def test_nor_where_the_logits_are_as_good_as_can_be() -> None:
+    """There the search ends a little beside 1, which a rounding can make worse."""
+    for seed in range(30):
+        logits, labels = drawn(50, 3, seed=seed, dtype=torch.float64)
+        best = Temperature.fit(logits, labels)(logits)
+        assert nll(Temperature.fit(best, labels)(best), labels) <= nll(best, labels)
+
+
 def test_where_the_data_do_not_determine_it_it_ends_at_an_end() -> None:
     logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert nll(Temperature.fit(logits, torch.tensor([0, 1]))(logits), torch.tensor([0, 1])) == 0
-    assert Temperature.fit(logits, torch.tensor([1, 0])).value == pytest.approx(1000)
+    assert Temperature.fit(logits, torch.tensor([1, 0])).value == pytest.approx(1000, rel=1e-12)
     assert Temperature.fit(torch.zeros(3, 2), torch.tensor([0, 1, 1])).value > 0
 
 
 def test_logits_that_overflow_when_divided_do_no_harm() -> None:
-    logits = torch.tensor([[1e306, 0.0], [0.0, 1e306], [0.0, 1e306]], dtype=torch.float64)
-    found = Temperature.fit(logits, torch.tensor([0, 1, 0]))
+    logits = torch.tensor([[1e308, 0.0], [0.0, 1e308], [0.0, 1e308]], dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Temperature.fit(logits, torch.tensor([0, 1, 0]))
     assert found.value == pytest.approx(1000)
+    assert nll(found(logits), torch.tensor([0, 1, 0])) == pytest.approx(1e305 / 3)
 
 
 def test_scaling_keeps_type_and_predictions() -> None:

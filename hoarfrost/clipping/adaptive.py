@@ -20,9 +20,9 @@ from hoarfrost.info import RunInfo
 from hoarfrost.registry import Positive, Probability, component
 
 STYLES = {"local": Local, "global": Global}
-WIDTH = (
-    0.05  # a norm within this share of the clipping norm counts in part: a count that jumped would leak (`Clipping`)
-)
+# A norm within this share of the clipping norm counts in part: a count that jumped would leak (see `Clipping`). And it
+# counts for a little less than the 1/2 that noise is made for: room for what rounding does to the other examples.
+WIDTH, MOST = 0.05, 0.495
 SMALLEST, LARGEST = 1e-10, 1e10  # what the norm stays between, also if there is nothing to follow but noise
 
 
@@ -45,14 +45,14 @@ class Adaptive(FlatStyle):
         cost: the share of the step's privacy that the count takes. The gradient's noise grows by 1/√(1 - cost).
 
     Guarantees:
-        The count is part of the step's own Gaussian release: an example adds from -1/2 to 1/2 to it (1/2 if its norm is
-        below C, falling to -1/2 over the width of 0.95 C to 1.05 C), and the noise is such that gradient and count
-        together have the stated noise multiplier. So the budget is exactly that of any other style, and the path of the
-        norm, which follows from noisy counts, may be shown.
+        The count is part of the step's own Gaussian release: an example adds from -1/2 to 1/2 to it (0.495 if its norm
+        is below C, falling to -0.495 over the width from 0.95 C to 1.05 C), and the noise is such that gradient and
+        count together have the stated noise multiplier. So the budget is exactly that of any other style, and the path
+        of the norm, which follows from noisy counts, may be shown.
 
     >>> from hoarfrost.info import RunInfo
     >>> style, info = Adaptive(start=1.0), RunInfo({"weight": (3, 2)}, expected_batch=100)
-    >>> style.follow(50.0, info)  # all of 100 are shorter
+    >>> style.follow(49.5, info)  # all of 100 are shorter
     >>> round(style.norm, 4)
     0.9048
     """
@@ -81,7 +81,7 @@ class Adaptive(FlatStyle):
         return self._piece
 
     def follow(self, count: float, info: RunInfo) -> None:
-        share = min(1.0, max(0.0, 0.5 + count / info.expected_batch))  # noise alone may carry it beyond
+        share = min(1.0, max(0.0, 0.5 + count * 0.5 / MOST / info.expected_batch))  # noise alone may carry it beyond
         self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(-self.rate * (share - self.quantile)))))
 
     def state(self) -> dict[str, Tensor]:
@@ -100,5 +100,5 @@ class Adaptive(FlatStyle):
 
 
 def _below(norms: Tensor, norm: float) -> Tensor:
-    """1/2 for norms below, -1/2 for those above, and a straight line between."""
-    return ((norm * (1 + WIDTH) - norms) / (2 * WIDTH * norm)).clamp(0, 1) - 0.5
+    """1/2 for norms below, -1/2 for those above, and a straight line between; a hundredth less, that is."""
+    return ((norm - norms) * (MOST / (WIDTH * norm))).clamp(-MOST, MOST)

@@ -323,7 +323,7 @@ def rescaled_instead_of_dropped(patch: pytest.MonkeyPatch) -> None:
 def indicator_without_the_half(patch: pytest.MonkeyPatch) -> None:
     """From 0 to 1, as it is counted where nobody thinks of the sensitivity."""
     original = adaptive._below
-    patch.setattr(adaptive, "_below", lambda norms, norm: original(norms, norm) + 0.5)
+    patch.setattr(adaptive, "_below", lambda norms, norm: original(norms, norm) + 0.495)
     patch.setattr("hoarfrost.clipping.base.Statistic.total", lambda self, norms: self.values(norms).double().sum())
 
 

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from hoarfrost import audit
 from hoarfrost.audit.suite import Subject, run_suite
 from hoarfrost.cli import app
+from hoarfrost.data import Splits
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.measure import Calibration, read_calibration
+from hoarfrost.registry import component, forget
 from hoarfrost.train import Progress, RunResult, resume, run, to_toml
 from hoarfrost.train.evaluation import Average
 from tests.support.recipes import tiny
@@ -267,3 +269,21 @@ def test_audits_use_the_recipe_s_own_loss(tmp_path: Path, kind: str) -> None:
     audited = audit.one_run(mine, canaries=60)
     assert audited.canaries == 60
     assert audited.passed
+
+
+def test_a_reference_for_pruning_is_trained_with_the_recipe_s_own_loss(tmp_path: Path) -> None:
+    x = torch.randn(60, 3)
+
+    @component("data", "public-pairs")
+    def pairs() -> Splits:
+        return Splits.of(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long())
+
+    freeze = {"kind": "pruned", "keep": 0.5, "public": "public-pairs", "epochs": 1}
+    try:
+        path = saved(tmp_path / "two.npz", zero_or_one)
+        assert run(recipe(path, "binary", freeze=freeze), out=tmp_path / "run").status == "completed"
+        path = saved(tmp_path / "real.npz", real)
+        with pytest.raises(InvalidValue, match=r"public-pairs: .*public data set: targets must be real numbers"):
+            run(recipe(path, "huber", freeze=freeze), out=tmp_path / "other")
+    finally:
+        forget("data", "public-pairs")

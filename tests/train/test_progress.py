@@ -1,5 +1,6 @@
 """What is seen of a run."""
 
+import dataclasses
 import io
 import math
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ import torch
 from rich.console import Console
 
 from hoarfrost.train import bar
-from hoarfrost.train.loop import Average, Epoch
+from hoarfrost.train.evaluation import Average, Evaluation
+from hoarfrost.train.loop import Epoch
 from hoarfrost.train.progress import Bar, Lines, Overview, Quiet, progress_for
 
 
@@ -23,7 +25,7 @@ def plan(seeded: bool = False, epsilon: float = 3.0) -> Overview:
 def epoch(number: int) -> Epoch:
     return Epoch(
         number=number, step=10 * number, seconds=1.0, steps_per_second=5.0, train_loss=0.7777, train_accuracy=0.6666,
-        test_loss=0.5, test_accuracy=0.9,
+        test=Evaluation({"loss": 0.5, "accuracy": 0.9, "mse": 0.25}),
     )  # fmt: skip
 
 
@@ -43,6 +45,16 @@ def test_lines_come_at_most_once_a_second_and_at_the_end() -> None:
         "epoch 1/4  step 10/40  test loss 0.500  test accuracy 90.0 %  ε 0.75 of 3.00  5.0 steps/s  6.0 s left"
     )
     assert last.startswith("epoch 4/4  step 40/40 ")
+
+
+def test_a_regression_shows_its_error(screen: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+    out, shown = io.StringIO(), Bar()
+    for each in (Lines(out), shown):
+        each.start(dataclasses.replace(plan(), metric="mse"))
+        each.epoch(epoch(4))
+    shown.stop()
+    assert "test loss 0.500  test MSE 0.25  ε" in out.getvalue()
+    assert "test MSE 0.25 · ε" in " ".join(screen.getvalue().split())
 
 
 def test_lines_tell_nothing_about_the_training_data() -> None:

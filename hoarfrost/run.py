@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,9 @@ class Private:
 
     def statement(self) -> budget.Statement:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
-        return self.account.statement()
+        engine = self.optimizer.engine
+        how = "" if engine.clipping is None else f": {engine.clipping}"
+        return replace(self.account.statement(), notes=(f"gradients clipped by {engine.clipper_repr}{how}",))
 
     # Checkpoints.
 

@@ -31,6 +31,7 @@ class Statement:
     seeded: bool = False
     relation: str = "add or remove one"
     unit: str = "one example"
+    notes: tuple[str, ...] = ()  # how it was done, as far as epsilon does not depend on it
 
     def __post_init__(self) -> None:
         not_negative(epsilon=self.epsilon)
@@ -71,7 +72,7 @@ class Statement:
             why = [str(event) for event in self.releases if isinstance(event, Unprotected)]
             first = f"not private ({'; '.join(why) or 'no noise'})"
         warning = (SEEDED,) if self.seeded else ()
-        return (first, *warning, f"for {self.unit}: {self.relation}", *map(str, self.releases))
+        return (first, *warning, f"for {self.unit}: {self.relation}", *map(str, self.releases), *self.notes)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -93,6 +94,7 @@ class Statement:
             "seeded": self.seeded,
             "warning": SEEDED if self.seeded else None,
             "releases": [event.as_dict() for event in self.releases],
+            "notes": list(self.notes),
         }
 
 

@@ -176,6 +176,28 @@ class Clipping:
         factors = torch.minimum(asked.to(norms.dtype), most).mul_(fade)
         return factors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
 
+    def __str__(self) -> str:
+        """In what blocks, and with which noise.
+
+        >>> two = Clipping((Block("a", ("a",), 3.0), Block("b", ("b",), 4.0)), rule=torch.ones_like)
+        >>> print(two)
+        2 blocks, noise of one level for all of them
+        """
+        words = ["one block"] if len(self.blocks) == 1 else [f"{len(self.blocks)} blocks", self._noise_levels()]
+        if self.statistics:
+            words.append(f"{len(self.statistics)} noisy count{'s' * (len(self.statistics) > 1)} in the same release")
+        if self.jumps:
+            words.append("a rule that jumps, so that all this holds in exact arithmetic alone")
+        return ", ".join(words)
+
+    def _noise_levels(self) -> str:
+        weights = [block.noise_weight for block in self.blocks]
+        if len(set(weights)) == 1:
+            return "noise of one level for all of them"
+        shares = [weight / block.bound for weight, block in zip(weights, self.blocks, strict=True)]
+        same = math.isclose(min(shares), max(shares), rel_tol=1e-9)
+        return "noise in proportion to the bound of each" if same else "noise by weights"
+
     def check_rule(self, norms: Tensor) -> None:
         """Refuses what breaks the contract of rules and statistics: other examples' norms, and jumps.
 

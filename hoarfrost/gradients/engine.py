@@ -96,7 +96,7 @@ class Engine:
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
         self._untrained = {p for p in model.parameters() if p not in self._parameters}
-        self._checked: Clipping | None = None  # the last clipping that was found to be sound
+        self.clipping: Clipping | None = None  # of the last batch that was begun, found to be sound
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
         self._calls = 0
         self._passes: dict[int, _Pass] = {}
@@ -249,9 +249,9 @@ class Engine:
     def _begin_batch(self) -> Clipping:
         """How the coming logical batch is clipped."""
         clipping = self.clipper.begin(self.step(), self.info())
-        if self._checked is None or clipping is not self._checked:
+        if self.clipping is None or clipping is not self.clipping:
             encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
-            self._checked, self._rows_checked = check_clipping(clipping, self.clipper, encoded), 0
+            self.clipping, self._rows_checked = check_clipping(clipping, self.clipper, encoded), 0
             if clipping.jumps and not self._jumps_told:
                 self._jumps_told = True
                 warnings.warn(

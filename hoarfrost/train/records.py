@@ -94,6 +94,7 @@ class Records:
         self.last = epoch
         place = {"epoch": epoch.number, "step": epoch.step}
         private = self.run.private
+        clipping = private.optimizer.engine.clipping  # whose bounds follow from what was released
         self.folder.append(
             "metrics.jsonl",
             {
@@ -103,6 +104,7 @@ class Records:
                 "delta": private.delta,
                 **({"seeded": formatting.SEEDED} if private.seeded else {}),
                 **({} if epoch.live is None else {"live": epoch.live}),
+                **({} if clipping is None else {"sensitivity": clipping.sensitivity}),
                 **self._tested(),
                 "seconds": round(epoch.seconds, 3),
                 "steps_per_second": round(epoch.steps_per_second, 2),

@@ -66,7 +66,7 @@ class Bench:
     ) -> tuple[Clipping, list[Tensor]]:
         """Of each block and each statistic; the loss is linear, and times ``scale``."""
         engine = self.engine
-        engine.clipper, engine._checked = style, None
+        engine.clipper, engine.clipping = style, None
         announce(engine, copies)
         output = engine.model(self.example.expand(copies, *self.example.shape[1:]) * inputs)
         total = output.flatten(1).sum(1) * scale

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "hoarfrost"
 ORDER = """
 errors nested
 validate untrusted masks tickets
-epochs files registry noise
+epochs files registry noise columns
 info budget models data
 clipping sampling
 observers query
@@ -40,6 +40,7 @@ WITHOUT = {
     "mechanism": {"budget", "sampling", "freezing", "dp_accounting"},
     "budget": {"torch", "registry", "noise", "masks"},
     "registry": {"torch", "numpy", "dp_accounting"},
+    "columns": {"torch", "numpy", "registry"},
     "models": {"noise", "masks", "epochs", "dp_accounting"},
     "data": {"noise", "masks", "epochs", "dp_accounting"},
     "recipes": {"gradients", "sampling", "clipping"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,11 +20,17 @@ class Splits:
     """A classification data set: ``train`` is private; ``test`` is public, or held out with consent.
 
     Both hold examples [N, ...] and their labels [N] (int64, from 0 to ``classes`` - 1).
+
+    Args:
+        unit: what a difference of 1 between real targets is in their own units: they may have been scaled.
+        standardize: places in an example whose means and spreads the model is to learn by a private release.
     """
 
     train: TensorDataset
     test: TensorDataset
     classes: int
+    unit: float = 1.0
+    standardize: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, classes: int | None = None) -> Splits:
@@ -88,7 +94,7 @@ class Splits:
         train, test = (
             TensorDataset((part.tensors[0] - shift) / scale, part.tensors[1]) for part in (self.train, self.test)
         )
-        return Splits(train, test, self.classes)
+        return replace(self, train=train, test=test)
 
     @property
     def shape(self) -> tuple[int, ...]:

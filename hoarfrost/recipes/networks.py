@@ -1,10 +1,13 @@
 """A recipe's model, built to fit the data set."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
 from hoarfrost.data import Splits
 from hoarfrost.errors import InvalidValue
+from hoarfrost.models import Standardize
 from hoarfrost.recipes import schema
 from hoarfrost.untrusted import free_memory, line
 
@@ -22,14 +25,16 @@ def build(wanted: schema.ComponentTable, splits: Splits) -> nn.Module:
     if takes is not None and splits.shape != takes:
         raise InvalidValue(f"the model {name} takes examples of shape {takes}, this data set has {splits.shape}")
     with torch.device("meta"):  # which takes no memory
-        outline: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=splits.classes)
+        outline = _network(wanted, splits)
     _check_ids(outline, splits)
     parameters = sum(p.numel() for p in outline.parameters())
     if parameters > MOST_PARAMETERS:
         raise InvalidValue(f"the model {name} would have more than {MOST_PARAMETERS:,} parameters; make it smaller")
     if 4 * parameters > free_memory():
         raise InvalidValue(f"the model {name} with {parameters:,} parameters takes more memory than is free")
-    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=splits.classes)
+    network = _network(wanted, splits)
+    if splits.standardize:
+        network = nn.Sequential(OrderedDict(scaling=Standardize(splits.standardize, *splits.shape), network=network))
     # Of zeros, so that an error has no data to tell of.
     example = torch.zeros_like(splits.test.tensors[0][:1])
     try:
@@ -44,6 +49,11 @@ def build(wanted: schema.ComponentTable, splits: Splits) -> nn.Module:
             f"the model {name} gives {tuple(logits.shape[1:])} outputs for an example of shape {splits.shape}, "
             f"but there are {splits.classes} classes"
         )
+    return network
+
+
+def _network(wanted: schema.ComponentTable, splits: Splits) -> nn.Module:
+    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=splits.classes)
     return network
 
 

@@ -148,7 +148,9 @@ class Parts:
             model=model,
             optimizer=optimizers.build(recipe.optimizer, model.parameters()),
             examples=_examples(recipe, splits),
-            freezer=freezer or freezers.build(recipe.freeze, model, recipe.data),
+            freezer=freezers.with_scaling(
+                freezer or freezers.build(recipe.freeze, model, recipe.data), model, recipe.data
+            ),
             digest=fingerprint.digest(splits.train),
         )
 
@@ -171,7 +173,7 @@ class Parts:
         return budget.Plan.solve(**settings | changes)
 
     def releases(self, sample_rate: float) -> tuple[budget.PlannedRelease, ...]:
-        """What the freezer will release in addition to the steps."""
+        """What the freezer and the scaling of the data will release in addition to the steps."""
         parameters = trained_parameters(self.model, self.optimizer)
         return planned_releases(self.freezer, self.examples, self.model, parameters, sample_rate)
 

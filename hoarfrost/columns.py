@@ -119,8 +119,32 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
                 f"target {_name(self.target)} is no column to learn from: its rule is classes, labels or target_bounds"
             )
 
+    def check_header(self, header: Sequence[str]) -> None:
+        """Refuses what is no header, and columns that cannot be told apart.
+
+        Guarantees:
+            Names are quoted only once it is clear that they are names: the first line may be a row of private values.
+
+        >>> Columns(target="y", classes=2).check_header(["y", "a", "a"])
+        Traceback (most recent call last):
+            ...
+        hoarfrost.errors.InvalidValue: it has two columns 'a'
+        """
+        if {self.target, *self.bounds, *self.categories}.isdisjoint(header):
+            raise InvalidValue(
+                "it has none of the columns that the rules name: does its first line have their names, and is the "
+                "separator right?"
+            )
+        if not all(name.strip() for name in header):
+            raise InvalidValue("it has a column without a name; write it without an index, and name every column")
+        names: set[str] = set()
+        for name in header:
+            if name in names:
+                raise InvalidValue(f"it has two columns {_name(name)}")
+            names.add(name)
+
     def features(self, header: Sequence[str]) -> tuple[Feature, ...]:
-        """The columns to learn from, in the order of the header, which is public."""
+        """The columns to learn from, in the order of the header, which is public and checked."""
         for key, said in (
             ("target", [self.target]), ("columns", self.columns), ("drop", self.drop), ("bounds", self.bounds),
             ("categories", self.categories),
@@ -149,21 +173,6 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
         if self.target_bounds is not None:
             return Number(self.target, *map(float, self.target_bounds))
         return Category(self.target, _stripped(self.labels or map(str, range(self.classes or 0))))
-
-
-def check_header(names: Sequence[str]) -> None:
-    """Refuses columns that cannot be told apart.
-
-    >>> check_header(["a", "b", "a"])
-    Traceback (most recent call last):
-        ...
-    hoarfrost.errors.InvalidValue: it has two columns 'a'
-    """
-    if not all(name.strip() for name in names):
-        raise InvalidValue("it has a column without a name; write it without an index, and name every column")
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise InvalidValue(f"it has two columns {_name(name)}")
 
 
 def check_known(key: str, said: Collection[str], header: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hoarfrost.columns import check_header
 from hoarfrost.data.cells import MAX_COLUMNS, ROWS, Batch, Cell, OpenTable
 from hoarfrost.errors import InvalidValue, MissingExtra
 from hoarfrost.untrusted import free_memory, shown
@@ -40,7 +39,6 @@ def open_parquet(path: Path) -> Iterator[OpenTable]:
         names = tuple(schema.names)
         if len(names) > MAX_COLUMNS:
             raise InvalidValue(f"it has more than {MAX_COLUMNS} columns")
-        check_header(names)
         groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
         if max((group.total_byte_size for group in groups), default=0) > free_memory():
             raise InvalidValue("it needs more memory than is free")

@@ -122,6 +122,7 @@ class _Parts:
 
     def add(self, table: OpenTable, is_test: Callable[[int, int], Mask]) -> None:
         """All rows of a table."""
+        self.rules.check_header(table.names)
         self.features = self.features or self.rules.features(table.names)
         wanted = [*(each.name for each in self.features), self.rules.target]
         # A test file may have them in another order, and others beside them.

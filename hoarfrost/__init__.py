@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
     from hoarfrost import freezing as freeze
+    from hoarfrost import measure as measure
     from hoarfrost import testing as testing
     from hoarfrost.gradients import rules as rules
     from hoarfrost.gradients.compatible import make_compatible as make_compatible
@@ -29,6 +30,7 @@ __all__ = [
     "freeze",
     "make_compatible",
     "make_private",
+    "measure",
     "register_rule",
     "rules",
     "testing",
@@ -45,6 +47,7 @@ _WHERE = {
     "freeze": "hoarfrost.freezing",
     "make_compatible": "hoarfrost.gradients.compatible",
     "make_private": "hoarfrost.private",
+    "measure": "hoarfrost.measure",
     "register_rule": "hoarfrost.gradients.rules",
     "rules": "hoarfrost.gradients.rules",
     "testing": "hoarfrost.testing",
@@ -59,9 +62,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    value = globals()[name] = (
-        module if name in ("audit", "budget", "clip", "freeze", "rules", "testing") else getattr(module, name)
-    )
+    rooms = ("audit", "budget", "clip", "freeze", "measure", "rules", "testing")
+    value = globals()[name] = module if name in rooms else getattr(module, name)
     return value
 
 

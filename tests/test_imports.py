@@ -14,7 +14,7 @@ ORDER = """
 errors nested
 validate untrusted masks tickets
 epochs files registry noise columns
-info budget models data
+info budget models data measure
 clipping sampling
 observers query
 gradients freezing
@@ -39,6 +39,7 @@ WITHOUT = {
     "sampling": {"clipping", "registry", "masks", "info"},
     "mechanism": {"budget", "sampling", "freezing", "dp_accounting"},
     "budget": {"torch", "registry", "noise", "masks"},
+    "measure": {"registry", "noise", "masks", "epochs", "tickets", "dp_accounting", "cryptography"},
     "registry": {"torch", "numpy", "dp_accounting"},
     "columns": {"torch", "numpy", "registry"},
     "models": {"noise", "masks", "epochs", "dp_accounting"},

@@ -17,7 +17,8 @@ from hoarfrost.recipes import sources
 from hoarfrost.recipes.networks import build
 from hoarfrost.run import Private
 from hoarfrost.train import Recipe, read_recipe
-from hoarfrost.train.loop import evaluate, train
+from hoarfrost.train.evaluation import evaluate
+from hoarfrost.train.loop import train
 from hoarfrost.train.prepare import Prepared, prepare, surroundings
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ class Results:
         """What a run has reached. ``steps`` are those behind its weights, if they are not all its own."""
         private = run.private
         steps = steps or private.steps_taken
-        _, accuracy = evaluate(private.model, run.splits.test, CPU)
+        accuracy = evaluate(private.model, run.splits.test, CPU, run.loss).figures["accuracy"]
         row = {"arm": arm, "seed": seed, "accuracy": accuracy, "steps": steps}
         row |= {"noise_multiplier": round(private.noise_multiplier, 4), "epsilon": _epsilon(private, steps), **more}
         text = "[\n" + ",\n".join(json.dumps(each) for each in [*self.rows, row]) + "\n]\n"
@@ -65,7 +66,9 @@ def _run(experiment: Runs, arm: str, seed: int, results: Results) -> None:
     recipe = recipe_for(experiment.recipe, seed, experiment.arms[arm])
     with surroundings(recipe):
         trained = prepare(recipe, CPU, freezer=_pruner(recipe))
-        curve = [epoch.test_accuracy for epoch in train(trained.private, trained.splits.test, device=CPU)]
+        curve = [
+            epoch.test_accuracy for epoch in train(trained.private, trained.splits.test, device=CPU, loss=trained.loss)
+        ]
     results.add(arm, seed, trained, curve=curve)
 
 
@@ -82,7 +85,9 @@ def _branches(experiment: Branches, seed: int, results: Results) -> None:
                 if step == end and not results.has(f"DP-SGD at {name}", seed):
                     results.add(f"DP-SGD at {name}", seed, trunk)
 
-        for _ in train(trunk.private, trunk.splits.test, device=CPU, on_step=look, evaluate_every=10**9):
+        for _ in train(
+            trunk.private, trunk.splits.test, device=CPU, loss=trunk.loss, on_step=look, evaluate_every=10**9
+        ):
             pass
     for name, end in experiment.ends.items():
         results.add(f"Layers at {name}", seed, _branch(experiment, seed, end, forks[name]), steps=end)
@@ -95,7 +100,7 @@ def _branch(experiment: Branches, seed: int, end: int, weights: State) -> Prepar
     with surroundings(recipe):
         branch = prepare(recipe, CPU)
         branch.private.model.load_state_dict(weights)
-        for _ in train(branch.private, branch.splits.test, device=CPU):
+        for _ in train(branch.private, branch.splits.test, device=CPU, loss=branch.loss):
             pass
     assert branch.density is not None
     assert branch.density < 1

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hoarfrost import budget, data
 from hoarfrost.audit.one_run_bound import OneRunAudit, check_counts, default_guesses
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
+from hoarfrost.recipes import losses
 from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.recipes.sources import load
-from hoarfrost.train.loop import TEST_BATCH, train
+from hoarfrost.train.evaluation import TEST_BATCH
+from hoarfrost.train.loop import train
 from hoarfrost.train.prepare import Parts, device_for, surroundings
 from hoarfrost.train.resuming import attach
 
@@ -72,7 +74,8 @@ def one_run(
     number = default_guesses(canaries) if guesses is None else guesses
     check_counts(number, canaries, recipe.privacy.delta, confidence)  # before anything is spent
     with surroundings(recipe):
-        splits = load(recipe.data)
+        loss = losses.build(recipe.loss)
+        splits = load(recipe.data, real_targets=loss.real_targets)
         size = len(splits.train)
         if canaries >= 2 * size:
             raise InvalidValue(
@@ -90,12 +93,14 @@ def one_run(
         if ledger is not None:
             opened = ledger if isinstance(ledger, budget.Ledger) else budget.Ledger(ledger)
             attach(run, opened, what=f"audit of {recipe.name}")
-        before = _losses(private.model, canary_set, run.device)
-        for _ in train(private, splits.test, device=run.device, scheduler=run.scheduler, evaluate_every=run.steps):
+        before = _losses(private.model, canary_set, run.device, loss)
+        for _ in train(
+            private, splits.test, device=run.device, loss=loss, scheduler=run.scheduler, evaluate_every=run.steps
+        ):
             pass
         private.account.close()
         return OneRunAudit.of(
-            before - _losses(private.model, canary_set, run.device),
+            before - _losses(private.model, canary_set, run.device, loss),
             included,
             epsilon_claimed=private.epsilon(),
             delta=private.delta,
@@ -106,19 +111,23 @@ def one_run(
 
 
 def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
-    """Examples that are easy to memorise and unlike all other examples, with random labels.
+    """Examples that are easy to memorise and unlike all other examples, with random targets.
 
     Every coordinate is Gaussian around the middle of its range in the test set, with a standard deviation of three
     times that range (the whole test set's, where a coordinate is constant). Such examples are far from the data and
     from each other; the privacy guarantee covers them like any other. Mislabelled examples, shuffled pixels and inputs
-    within the range were tried, and are memorised less. Token ids are drawn from those of the test set.
+    within the range were tried, and are memorised less. Token ids are drawn from those of the test set, and so are
+    real-valued targets.
 
     >>> make_canaries(data.digits(), 3).tensors[0].shape
     torch.Size([3, 1, 8, 8])
     """
-    examples = splits.test.tensors[0]
+    examples, targets = splits.test.tensors
     size = (number, *splits.shape)
-    labels = torch.randint(splits.classes, (number,))
+    if splits.classes is None:
+        labels = targets[torch.randint(len(targets), (number,))]
+    else:
+        labels = torch.randint(splits.classes, (number,))
     if not examples.is_floating_point():
         tokens = examples.unique()
         return TensorDataset(tokens[torch.randint(len(tokens), size)], labels)
@@ -142,13 +151,10 @@ def _with_canaries(examples: TensorDataset, canary_set: TensorDataset, included:
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, canary_set: TensorDataset, device: torch.device) -> Tensor:
+def _losses(model: nn.Module, canary_set: TensorDataset, device: torch.device, loss: Loss) -> Tensor:
     """Every canary's loss [m], on the CPU."""
     training = model.training
     model.eval()
-    losses = [
-        F.cross_entropy(model(x.to(device)), y.to(device), reduction="none").cpu()
-        for x, y in DataLoader(canary_set, batch_size=TEST_BATCH)
-    ]
+    found = [loss.per_example(model(x.to(device)), y.to(device)).cpu() for x, y in DataLoader(canary_set, TEST_BATCH)]
     model.train(training)
-    return torch.cat(losses)
+    return torch.cat(found)

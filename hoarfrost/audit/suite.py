@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hoarfrost.audit.canaries import ByFreezer, Freezing, InOneStep
 from hoarfrost.audit.ledger_audit import ledger as audit_ledger
@@ -23,6 +22,7 @@ from hoarfrost.budget import Ledger
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes import networks, optimizers
 from hoarfrost.recipes.loading import read_recipe
+from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Parts, Prepared, device_for, surroundings
@@ -84,12 +84,12 @@ def _steps(run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
     clip = private.optimizer.engine.clipper
     yield sensitivity(clip=clip, device=run.device)
-    plain = networks.build(recipe.model, run.splits)
+    plain = networks.build(recipe.model, run.splits, run.loss.outputs(run.splits.classes))
     freeze = _freezing(run)
     if run.splits.train.tensors[0].is_floating_point():
         yield sensitivity(
-            clip=clip, model=plain, shape=run.splits.shape, loss=_first_class, freeze=freeze, views=recipe.loop.views,
-            max_physical_batch=3 * recipe.loop.views, device=run.device,
+            clip=clip, model=plain, shape=run.splits.shape, loss=_with_fixed_target(run.loss), freeze=freeze,
+            views=recipe.loop.views, max_physical_batch=3 * recipe.loop.views, device=run.device,
         )  # fmt: skip
     if private.noise_multiplier > 0:
         examples = run.splits.train.tensors[0]
@@ -121,5 +121,7 @@ def _freezing(run: Prepared) -> Freezing:
     return ByFreezer(InOneStep(freezer, last, info))
 
 
-def _first_class(logits: Tensor) -> Tensor:
-    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+def _with_fixed_target(loss: Loss) -> Callable[[Tensor], Tensor]:
+    """The recipe's own loss, for examples that are all of the first class, or have the target 1."""
+    target = torch.tensor(1.0 if loss.real_targets else 0)
+    return lambda outputs: loss(outputs, target.to(outputs.device).expand(len(outputs)))

@@ -10,6 +10,7 @@ from hoarfrost.cli.budget import app as budget
 from hoarfrost.cli.data import app as data
 from hoarfrost.cli.errors import OneLineErrorGroup
 from hoarfrost.cli.ledger import app as ledger
+from hoarfrost.cli.measure import app as measure
 from hoarfrost.cli.recipe import app as recipe
 from hoarfrost.cli.train import train
 
@@ -26,6 +27,7 @@ app.command()(train)
 app.command()(audit)
 app.add_typer(budget, name="budget")
 app.add_typer(ledger, name="ledger")
+app.add_typer(measure, name="measure")
 app.add_typer(data, name="data")
 app.add_typer(recipe, name="recipe")
 

@@ -1,4 +1,4 @@
-"""A data set: training tensors, test tensors and the number of classes."""
+"""A data set: training tensors, test tensors, and the number of classes if there are any."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ MAX_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Splits:
-    """A classification data set: ``train`` is private; ``test`` is public, or held out with consent.
+    """A data set: ``train`` is private; ``test`` is public, or held out with consent.
 
-    Both hold examples [N, ...] and their labels [N] (int64, from 0 to ``classes`` - 1).
+    Both hold examples [N, ...] and their targets [N]: labels (int64, from 0 to ``classes`` - 1), or real numbers
+    (float32) if ``classes`` is None.
 
     Args:
         unit: what a difference of 1 between real targets is in their own units: they may have been scaled.
@@ -28,19 +29,30 @@ class Splits:
 
     train: TensorDataset
     test: TensorDataset
-    classes: int
+    classes: int | None
     unit: float = 1.0
     standardize: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor, classes: int | None = None) -> Splits:
+    def of(
+        cls,
+        x_train: Tensor,
+        y_train: Tensor,
+        x_test: Tensor,
+        y_test: Tensor,
+        classes: int | None = None,
+        *,
+        real_targets: bool = False,
+    ) -> Splits:
         """Checks that four tensors fit together, and converts them to the types that training uses.
 
         Args:
             x_train, x_test: examples. Floating point becomes float32; uint8 (pixels) is scaled to [0, 1]; other
                 integers (token ids) stay integers.
+            y_train, y_test: integers are labels, floating point is for regression.
             classes: the number of classes; by default from the largest label. State it if the presence of a rare class
                 in the training data is private.
+            real_targets: take integers for real numbers, too.
 
         Guarantees:
             Messages contain names, rules and the shape of one example, but neither values nor the number of examples.
@@ -48,15 +60,22 @@ class Splits:
         >>> pixels, labels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2, 1, 0])
         >>> Splits.of(pixels, labels, pixels[:2], labels[:2]).classes
         3
+        >>> print(Splits.of(pixels, labels / 2, pixels[:2], labels[:2] / 2).classes)
+        None
         """
         if classes is not None:
             validate.whole(classes=classes)
-        train = _paired("train", x_train, y_train)
-        test = _paired("test", x_test, y_test)
+        real = real_targets or _both_real(y_train, y_test)
+        if real and classes is not None:
+            raise InvalidValue("classes is for integer labels, and the targets are real numbers: leave it out")
+        train = _paired("train", x_train, y_train, real)
+        test = _paired("test", x_test, y_test, real)
         if x_train.shape[1:] != x_test.shape[1:]:
             raise InvalidValue(
                 f"training examples have shape {tuple(x_train.shape[1:])}, test examples {tuple(x_test.shape[1:])}"
             )
+        if real:
+            return cls(train, test, None)
         limit = classes or MAX_CLASSES
         largest = 0
         for part, labels in (("y_train", train.tensors[1]), ("y_test", test.tensors[1])):
@@ -101,12 +120,29 @@ class Splits:
         """The shape of one example."""
         return tuple(self.train.tensors[0].shape[1:])
 
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a model for it usually has: one for each class, or one for a real number."""
+        return self.classes or 1
 
-def _paired(part: str, x: Tensor, y: Tensor) -> TensorDataset:
-    examples, labels = _examples(f"x_{part}", x), _labels(f"y_{part}", y)
+
+def _both_real(y_train: Tensor, y_test: Tensor) -> bool:
+    real = {"y_train": y_train.is_floating_point(), "y_test": y_test.is_floating_point()}
+    if len({*real.values()}) == 2:
+        fractions, whole = sorted(real, key=real.__getitem__, reverse=True)
+        raise InvalidValue(
+            f"{fractions} must hold integers (the classes) as {whole} does, or {whole} real numbers as {fractions} does"
+        )
+    return all(real.values())
+
+
+def _paired(part: str, x: Tensor, y: Tensor, real: bool) -> TensorDataset:
+    examples, targets = _examples(f"x_{part}", x), (_real if real else _labels)(f"y_{part}", y)
     if len(x) != len(y):
-        raise InvalidValue(f"x_{part} and y_{part} differ in length; give one label for each example")
-    return TensorDataset(examples, labels)
+        raise InvalidValue(
+            f"x_{part} and y_{part} differ in length; give one {'target' if real else 'label'} for each example"
+        )
+    return TensorDataset(examples, targets)
 
 
 def _examples(name: str, x: Tensor) -> Tensor:
@@ -119,6 +155,17 @@ def _examples(name: str, x: Tensor) -> Tensor:
     if x.is_complex():
         raise InvalidValue(f"{name} holds complex numbers; use real ones")
     return x.to(torch.int64)
+
+
+def _real(name: str, y: Tensor) -> Tensor:
+    if y.dim() != 1:
+        raise InvalidValue(f"{name} must have one dimension (a number for each example), not {y.dim()}")
+    if y.is_complex() or y.dtype == torch.bool:
+        raise InvalidValue(f"{name} must hold real numbers, got {y.dtype}")
+    targets = y.to(torch.float32)
+    if not bool(targets.isfinite().all()):  # NaN, infinity, or too large for float32
+        raise InvalidValue(f"{name} holds a target that is not a finite number; remove or replace it")
+    return targets
 
 
 def _labels(name: str, y: Tensor) -> Tensor:

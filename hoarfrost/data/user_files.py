@@ -31,12 +31,12 @@ _UNREADABLE = (
 )
 
 
-def from_file(path: str | Path, classes: int | None = None) -> Splits:
+def from_file(path: str | Path, classes: int | None = None, *, real_targets: bool = False) -> Splits:
     """The data set in a file that holds the tensors x_train, y_train, x_test and y_test.
 
     Args:
         path: ends in .safetensors or .npz.
-        classes: the number of classes; by default from the largest label (see `Splits.of`).
+        classes, real_targets: what the targets are (see `Splits.of`).
 
     Guarantees:
         No file can run code. A file that declares wrong sizes, or does not fit into memory, is refused before its
@@ -61,7 +61,7 @@ def from_file(path: str | Path, classes: int | None = None) -> Splits:
     with file_errors(path, f"a {path.suffix[1:]} file"):
         tensors = readers[path.suffix](path)
         x_train, y_train, x_test, y_test = (tensors[name] for name in ARRAYS)
-        return Splits.of(x_train, y_train, x_test, y_test, classes)
+        return Splits.of(x_train, y_train, x_test, y_test, classes, real_targets=real_targets)
 
 
 @contextmanager

@@ -69,6 +69,7 @@ class Pruned(Fixed):
     def from_recipe(
         cls,
         network: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
         own_data: str | None,
         load_data: Callable[[str], Dataset[Any]],
         *,
@@ -103,7 +104,7 @@ class Pruned(Fixed):
             )
         examples = load_data(public)
         try:
-            return prune_from(network, examples, keep=keep, epochs=epochs, lr=lr, **options)
+            return prune_from(network, examples, keep=keep, loss=loss, epochs=epochs, lr=lr, **options)
         except InvalidValue as error:
             raise InvalidValue(line(f"freeze.public = {public}: {error}")) from error
 
@@ -146,6 +147,7 @@ def prune_from(
     public: Dataset[Any] | DataLoader[Any],
     *,
     keep: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     epochs: int = 20,
     lr: float = 0.1,
     momentum: float = 0.9,
@@ -160,6 +162,7 @@ def prune_from(
     Args:
         public: examples and labels that anyone may see. To use the private data set here is possible only with
             ``private=False``: then the run is not private, and says so.
+        loss: of outputs and targets; by default cross entropy.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.randint(2, (40,)))
     >>> prune_from(nn.Linear(3, 2), data, keep=0.5, epochs=1).keep
@@ -176,7 +179,7 @@ def prune_from(
         for _ in range(epochs):
             for x, y in DataLoader(examples, batch_size=batch_size, shuffle=True):
                 optimizer.zero_grad()
-                F.cross_entropy(copied(x.to(device)), y.to(device)).backward()
+                loss(copied(x.to(device)), y.to(device)).backward()
                 optimizer.step()
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise InvalidValue(f"the model cannot be trained on the public data set: {error}") from error

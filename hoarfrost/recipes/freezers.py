@@ -4,15 +4,21 @@ from torch import nn
 
 from hoarfrost.freezing import Freezer, PrivateScaling
 from hoarfrost.recipes import schema, sources
+from hoarfrost.recipes.losses import CROSS_ENTROPY, Loss
 
 
 def build(
-    wanted: schema.ComponentTable | None, model: nn.Module, own: schema.Data, at: str = "freeze"
+    wanted: schema.ComponentTable | None,
+    model: nn.Module,
+    own: schema.Data,
+    loss: Loss = CROSS_ENTROPY,
+    at: str = "freeze",
 ) -> Freezer | None:
     """The freezer; the recipe's keys are its arguments.
 
     Args:
         own: the recipe's data set.
+        loss: the recipe's loss.
         at: the table's place in the recipe, for messages.
 
     >>> own = schema.Data(name="digits")
@@ -22,9 +28,9 @@ def build(
     if wanted is None:
         return None
     freezer: Freezer = schema.build(
-        wanted, at, network=model, own_data=own.name, load_data=lambda name: sources.public(name, own).train
+        wanted, at, network=model, loss=loss, own_data=own.name, load_data=lambda name: sources.public(name, own).train
     )
-    also = build(wanted.also, model, own, f"{at}.also")  # type: ignore[attr-defined] # every table of a freezer has it
+    also = build(wanted.also, model, own, loss, f"{at}.also")  # type: ignore[attr-defined] # every table of a freezer has it
     return freezer if also is None else freezer & also
 
 

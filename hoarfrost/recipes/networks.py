@@ -14,46 +14,50 @@ from hoarfrost.untrusted import free_memory, line
 MOST_PARAMETERS = 1_000_000_000
 
 
-def build(wanted: schema.ComponentTable, splits: Splits) -> nn.Module:
+def build(wanted: schema.ComponentTable, splits: Splits, outputs: int | None = None) -> nn.Module:
     """The network, tried on one example: what does not fit is refused here, not in the first step.
+
+    Args:
+        outputs: how many it has, as the loss needs them; by default one for each class, or one for a real number.
 
     >>> from hoarfrost.data import digits
     >>> sum(p.numel() for p in build(schema.table("model", "mlp")(hidden=(32,)), digits()).parameters())
     2410
     """
+    outputs = splits.outputs if outputs is None else outputs
     name, takes = wanted._component.kind, wanted._component.takes
     if takes is not None and splits.shape != takes:
         raise InvalidValue(f"the model {name} takes examples of shape {takes}, this data set has {splits.shape}")
     with torch.device("meta"):  # which takes no memory
-        outline = _network(wanted, splits)
+        outline = _network(wanted, splits, outputs)
     _check_ids(outline, splits)
     parameters = sum(p.numel() for p in outline.parameters())
     if parameters > MOST_PARAMETERS:
         raise InvalidValue(f"the model {name} would have more than {MOST_PARAMETERS:,} parameters; make it smaller")
     if 4 * parameters > free_memory():
         raise InvalidValue(f"the model {name} with {parameters:,} parameters takes more memory than is free")
-    network = _network(wanted, splits)
+    network = _network(wanted, splits, outputs)
     if splits.standardize:
         network = nn.Sequential(OrderedDict(scaling=Standardize(splits.standardize, *splits.shape), network=network))
     # Of zeros, so that an error has no data to tell of.
     example = torch.zeros_like(splits.test.tensors[0][:1])
     try:
         with torch.no_grad():
-            logits: Tensor = network(example)
+            given: Tensor = network(example)
     except (RuntimeError, IndexError, ValueError) as error:
         raise InvalidValue(
             line(f"the model {name} cannot run on examples of shape {splits.shape} and type {example.dtype}: {error}")
         ) from error
-    if logits.shape != (1, splits.classes):
+    if given.shape != (1, outputs):
         raise InvalidValue(
-            f"the model {name} gives {tuple(logits.shape[1:])} outputs for an example of shape {splits.shape}, "
-            f"but there are {splits.classes} classes"
+            f"the model {name} gives {tuple(given.shape[1:])} outputs for an example of shape {splits.shape}, "
+            f"but {outputs} are needed" + (f": there are {outputs} classes" if outputs == splits.classes else "")
         )
     return network
 
 
-def _network(wanted: schema.ComponentTable, splits: Splits) -> nn.Module:
-    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=splits.classes)
+def _network(wanted: schema.ComponentTable, splits: Splits, outputs: int) -> nn.Module:
+    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=outputs)
     return network
 
 

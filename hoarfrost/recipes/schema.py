@@ -38,7 +38,7 @@ MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
 
 KEYS = {"model": "name"}  # the key that chooses a component; "kind" in other tables
-DEFAULTS = {"clip": "local"}  # what is chosen where a table does not say
+DEFAULTS = {"clip": "local", "loss": "cross_entropy"}  # what is chosen where a table does not say
 
 
 class ComponentTable(Table):
@@ -124,6 +124,7 @@ class Chooses:
 
 
 Model = Annotated[Any, Chooses("model")]
+Loss = Annotated[Any, Chooses("loss")]
 Optimizer = Annotated[Any, Chooses("optimizer")]
 Schedule = Annotated[Any, Chooses("schedule")]
 Clip = Annotated[Any, Chooses("clip")]
@@ -309,6 +310,7 @@ class Recipe(Table):
         data: what is trained on.
         augment: random changes to the training images; none without this table.
         model: what is trained.
+        loss: what is minimized: it decides whether classes or real numbers are learned.
         optimizer: how the weights move.
         schedule: how the learning rate changes; not at all without this table.
         clip: how the examples' gradients are clipped.
@@ -327,6 +329,7 @@ class Recipe(Table):
     data: Data
     augment: Augment | None = None
     model: Model
+    loss: Loss = Field(default_factory=lambda: table("loss", DEFAULTS["loss"])())
     optimizer: Optimizer
     schedule: Schedule | None = None
     clip: Clip = Field(default_factory=lambda: table("clip", DEFAULTS["clip"])())

@@ -4,8 +4,11 @@ from hoarfrost import data
 from hoarfrost.recipes import schema
 
 
-def load(source: schema.Data) -> data.Splits:
+def load(source: schema.Data, *, real_targets: bool = False) -> data.Splits:
     """The recipe's data set.
+
+    Args:
+        real_targets: whether the loss takes real numbers: integer targets of a file are then not classes.
 
     >>> load(schema.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
     2.0
@@ -18,7 +21,7 @@ def load(source: schema.Data) -> data.Splits:
             standardize=source.scaling is not None,
         )  # fmt: skip
     if source.path is not None:
-        return _scaled(data.from_file(source.path, source.classes), source)
+        return _scaled(data.from_file(source.path, source.classes, real_targets=real_targets), source)
     assert source.name is not None  # the recipe has one or the other
     return public(source.name, source)
 

@@ -19,9 +19,14 @@ EMPTY = inspect.Parameter.empty
 
 # Arguments of these names are no keys of a recipe: they are handed over when the component is built.
 GIVEN: dict[str, tuple[str, ...]] = {
-    "model": ("shape", "classes"),  # of an example, and how many classes there are
+    "model": ("shape", "classes"),  # of an example, and how many outputs are needed: one for each class
     "optimizer": ("params",),  # the model's parameters
-    "freeze": ("network", "own_data", "load_data"),  # the model, the private data set's name, and what loads others
+    "freeze": (
+        "network",
+        "loss",
+        "own_data",
+        "load_data",
+    ),  # the model, its loss, the private data set's name, what loads others
 }
 
 

@@ -17,6 +17,7 @@ Target = TypeVar("Target", bound=Callable[..., Any])
 READ = {"clip": "hoarfrost.clipping", "freeze": "hoarfrost.freezing", "model": "hoarfrost.models"}
 # These import torch when something is built. (Data sets do at once, but no recipe is checked against their names.)
 IMPORTED = {
+    "loss": "hoarfrost.recipes.losses",
     "optimizer": "hoarfrost.recipes.optimizers",
     "schedule": "hoarfrost.recipes.schedules",
     "data": "hoarfrost.data",
@@ -49,7 +50,7 @@ def component(
     refused when the run is prepared. Classes from elsewhere are built, and so refuse, when a recipe is checked.
 
     Args:
-        table: "clip", "freeze", "optimizer", "schedule", "model" or "data".
+        table: "clip", "freeze", "loss", "optimizer", "schedule", "model" or "data".
         kind: its name in a recipe.
         examples: what audits should try, made when they run. Of a clipping style, instances. Of a freezer, pairs: an
             instance, and about which share of the coordinates it leaves live. Of an optimizer, pairs: the name of the

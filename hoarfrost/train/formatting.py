@@ -1,12 +1,14 @@
 """How figures are told to a person. Epsilon is always rounded up."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from hoarfrost.budget import Statement
 
 SEEDED = "seeded: do not release"
+LABELS = {"ece": "ECE", "mse": "MSE", "r2": "R²"}
+BESIDE = {"accuracy": "ece", "mse": "r2"}  # what is told in brackets after a figure
 
 
 def epsilon(value: float) -> str:
@@ -67,6 +69,20 @@ def delta_advice(delta: float, size: int) -> str | None:
     )
 
 
+def not_learned_advice(before: float, adaptive: bool) -> str:
+    """What to say if training did not help.
+
+    Args:
+        before: the test loss before the first step.
+        adaptive: whether to advise a clipping norm that is found while training.
+    """
+    found = " (clip.kind=adaptive finds one)" if adaptive else ""
+    return (
+        f"the test loss never fell below {before:.3f}, where it was before training: try a smaller learning rate, or a "
+        f"clipping norm that fits the gradients{found}"
+    )
+
+
 def duration(seconds: float) -> str:
     """Seconds, or minutes, or hours.
 
@@ -88,6 +104,30 @@ def percent(share: float | None) -> str:
     ('95.6 %', '–')
     """
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def figure(name: str, value: float | None) -> str:
+    """A metric of the test set.
+
+    >>> figure("accuracy", 0.9562), figure("mse", 0.012345), figure("r2", math.nan)
+    ('accuracy 95.6 %', 'MSE 0.0123', 'R² –')
+    """
+    if value is None or not math.isfinite(value):
+        text = "–"
+    else:
+        text = percent(value) if name == "accuracy" else f"{value:.3g}"
+    return f"{LABELS.get(name, name)} {text}"
+
+
+def main_figures(metric: str, figures: Mapping[str, float]) -> str:
+    """The metric that a task is judged by, and the one beside it if it is known.
+
+    >>> main_figures("accuracy", {"loss": 0.3, "accuracy": 0.9562, "ece": 0.0345}), main_figures("mse", {})
+    ('accuracy 95.6 % (ECE 0.0345)', 'MSE –')
+    """
+    beside = BESIDE.get(metric, "")
+    more = f" ({figure(beside, figures[beside])})" if beside in figures else ""
+    return figure(metric, figures.get(metric)) + more
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -20,7 +20,8 @@ from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
 from hoarfrost.private import assemble, planned_releases, trained_parameters
-from hoarfrost.recipes import freezers, networks, optimizers, schedules, schema, sources
+from hoarfrost.recipes import freezers, losses, networks, optimizers, schedules, schema, sources
+from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
@@ -36,6 +37,7 @@ class Prepared:
     splits: data.Splits
     digest: bytes  # of the training data; private
     private: Private
+    loss: Loss
     scheduler: LRScheduler | None
     device: torch.device
     warnings: tuple[str, ...]
@@ -97,6 +99,7 @@ class Prepared:
             seeded=private.seeded,
             done=private.steps_taken,
             epoch=private.loader.epoch + 1,
+            metric=self.loss.metrics[0],
             live=None if controller is None else lambda: controller.live_share,
         )
 
@@ -122,6 +125,7 @@ class Parts:
     splits: data.Splits
     device: torch.device
     model: nn.Module
+    loss: Loss
     optimizer: Optimizer
     examples: Any  # the training data, augmented if the recipe says so
     freezer: Freezer | None
@@ -137,8 +141,11 @@ class Parts:
         freezer: Freezer | None = None,
     ) -> Parts:
         """Loads the data and builds the freezer, unless they are given; builds model and optimizer."""
-        splits = splits or sources.load(recipe.data)
-        model = networks.build(recipe.model, splits).to(device)
+        loss = losses.build(recipe.loss)
+        splits = splits or sources.load(recipe.data, real_targets=loss.real_targets)
+        loss = loss.in_units(splits.unit)
+        outputs = losses.outputs(recipe.loss, loss, splits.classes)
+        model = networks.build(recipe.model, splits, outputs).to(device)
         if recipe.loop.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return cls(
@@ -146,10 +153,11 @@ class Parts:
             splits=splits,
             device=device,
             model=model,
+            loss=loss,
             optimizer=optimizers.build(recipe.optimizer, model.parameters()),
             examples=_examples(recipe, splits),
             freezer=freezers.with_scaling(
-                freezer or freezers.build(recipe.freeze, model, recipe.data), model, recipe.data
+                freezer or freezers.build(recipe.freeze, model, recipe.data, loss), model, recipe.data
             ),
             digest=fingerprint.digest(splits.train),
         )
@@ -205,6 +213,7 @@ class Parts:
             splits=self.splits,
             digest=self.digest,
             private=private,
+            loss=self.loss,
             scheduler=schedules.build(
                 recipe.schedule, private.optimizer, steps=plan.steps, sample_rate=plan.sample_rate
             ),

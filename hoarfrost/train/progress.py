@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from hoarfrost.train import formatting
-from hoarfrost.train.loop import Average, Epoch
+from hoarfrost.train.evaluation import Average
+from hoarfrost.train.loop import Epoch
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -29,12 +30,19 @@ class Overview:
     seeded: bool
     done: int = 0  # steps taken before, if the run is resumed
     epoch: int = 1  # the one it begins with
+    metric: str = "accuracy"  # what the test set is judged by
     live: Callable[[], float] | None = None  # the share of the coordinates that is live now, if some are frozen
 
     def spent(self) -> str:
         """Epsilon so far, of how much; and how much of the model is live."""
         live = "" if self.live is None else f" · live {formatting.percent(self.live())}"
         return formatting.spent(self.epsilon_so_far(), self.epsilon, self.seeded) + live
+
+    def tested(self, epoch: Epoch | None = None) -> str:
+        """The metric of the test set after an epoch; a dash before the first."""
+        return formatting.figure(
+            self.metric, None if epoch is None or epoch.test is None else epoch.test.figures.get(self.metric)
+        )
 
 
 class Progress:
@@ -87,8 +95,8 @@ class Lines(Quiet):
             return
         self._shown = now
         overview = self._overview
-        tested = "" if epoch.test_accuracy is None else (
-            f"test loss {epoch.test_loss:.3f}  test accuracy {formatting.percent(epoch.test_accuracy)}  "
+        tested = "" if epoch.test is None else (
+            f"test loss {epoch.test.figures['loss']:.3f}  test {self._overview.tested(epoch)}  "
         )  # fmt: skip
         left = (overview.steps - epoch.step) / epoch.steps_per_second
         self._print(
@@ -108,14 +116,13 @@ class Bar(Quiet):
     def __init__(self) -> None:
         self._rich: RichProgress | None = None
         self._task: TaskID | None = None
-        self._tested = "–"
         self._epoch = 1
         self._next = 0.0
 
     def start(self, overview: Overview) -> None:
         from hoarfrost.train.bar import make_bar
 
-        self._overview, self._epoch = overview, overview.epoch
+        self._overview, self._epoch, self._tested = overview, overview.epoch, overview.tested()
         print(overview.headline, flush=True)
         self._rich = make_bar()
         self._rich.start()
@@ -135,8 +142,8 @@ class Bar(Quiet):
         self._show(steps, average.loss)
 
     def epoch(self, epoch: Epoch) -> None:
-        if epoch.test_accuracy is not None:
-            self._tested = formatting.percent(epoch.test_accuracy)
+        if epoch.test is not None:
+            self._tested = self._overview.tested(epoch)
         self._show(epoch.step, epoch.train_loss)
         self._epoch = min(epoch.number + 1, self._overview.epochs)  # the next one
 
@@ -159,7 +166,7 @@ class Bar(Quiet):
             self._task,
             completed=steps,
             epoch=f"epoch {self._epoch}/{self._overview.epochs}",
-            figures=f"train loss {loss} · test accuracy {self._tested} · {self._overview.spent()}",
+            figures=f"train loss {loss} · test {self._tested} · {self._overview.spent()}",
         )
 
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from hoarfrost import checkpoint
 from hoarfrost.budget import Gaussian, Statement
+from hoarfrost.errors import MissingExtra
+from hoarfrost.measure import reliability_diagram
 from hoarfrost.recipes.loading import to_toml
 from hoarfrost.train import fingerprint, formatting
 from hoarfrost.train.folder import RunFolder
@@ -20,12 +22,13 @@ from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
 
 Status = Literal["running", "completed", "interrupted", "failed"]
+CALIBRATION, DIAGRAM = "calibration.json", "reliability.svg"
 
 RUNNING = """\
 The run has not ended: this is its whole plan. If it was killed it spent at most this; the ledger says how much."""
 ENDED = """\
-Released: model.safetensors, the checkpoints, and the test figures in metrics.jsonl, which follow from the weights after
-each epoch.
+Released: model.safetensors, the checkpoints, and the test figures in metrics.jsonl, calibration.json and
+reliability.svg, which follow from the weights after each epoch.
 Not covered: the test set, which is taken to be public or held out with consent; and not-private/, which must not be
 released."""
 
@@ -61,6 +64,8 @@ class Records:
         """Before the first step after a restart."""
         for name in ("not-private", "checkpoints"):  # somebody may have taken the former away, as it advises
             (self.folder.path / name).mkdir(exist_ok=True)
+        for name in (CALIBRATION, DIAGRAM):  # of weights that will not be the last ones
+            (self.folder.path / name).unlink(missing_ok=True)
         self.folder.append("metrics.jsonl", {"resumed_at": self.run.private.steps_taken})
         self.open()
 
@@ -98,8 +103,7 @@ class Records:
                 "delta": private.delta,
                 **({"seeded": formatting.SEEDED} if private.seeded else {}),
                 **({} if epoch.live is None else {"live": epoch.live}),
-                "test_loss": epoch.test_loss,
-                "test_accuracy": epoch.test_accuracy,
+                **self._tested(),
                 "seconds": round(epoch.seconds, 3),
                 "steps_per_second": round(epoch.steps_per_second, 2),
             },
@@ -110,7 +114,7 @@ class Records:
             {
                 **place,
                 "train_loss": epoch.train_loss,
-                "train_accuracy": epoch.train_accuracy,
+                **({} if self.run.loss.real_targets else {"train_accuracy": epoch.train_accuracy}),
                 "dropped_for_no_finite_gradient": dropped - self.dropped,
             },
         )
@@ -129,6 +133,23 @@ class Records:
         if weights:
             self.folder.weights(self.run.private.model, self._budget(status, statement))
         return statement
+
+    def calibration(self) -> str | None:
+        """After the last step of a classifier: whether its confidence can be believed. Tells why nothing was drawn."""
+        found = None if self.last is None or self.last.test is None else self.last.test.calibration
+        if found is None:
+            return None
+        self.folder.json(CALIBRATION, found.as_dict())
+        try:
+            self.folder.text(DIAGRAM, reliability_diagram({self.run.recipe.name: found}))
+        except MissingExtra as error:
+            return str(error)
+        return None
+
+    def _tested(self) -> dict[str, float | None]:
+        """The test figures of the last epoch, by name."""
+        figures = {} if self.last is None or self.last.test is None else self.last.test.figures
+        return {f"test_{name}": figures.get(name) for name in ("loss", *self.run.loss.metrics)}
 
     def _state(self, status: Status, statement: Statement) -> None:
         self.folder.json("budget.json", self._budget(status, statement))
@@ -175,8 +196,7 @@ class Records:
             "classes": run.splits.classes,
             "parameters": run.parameters,
             "density": run.density,
-            "test_loss": None if self.last is None else self.last.test_loss,
-            "test_accuracy": None if self.last is None else self.last.test_accuracy,
+            **self._tested(),
             "private": run.planned.private,
             "seeded": private.seeded,
             "ledger": None if private.allowance is None else str(private.allowance.ledger.path),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,12 @@ from hoarfrost.checkpoint import Checkpoint
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.schema import Recipe
+from hoarfrost.registry import components
 from hoarfrost.train import formatting
+from hoarfrost.train.evaluation import Average, evaluate
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.interruption import Interruption
-from hoarfrost.train.loop import Average, done, train
+from hoarfrost.train.loop import done, train
 from hoarfrost.train.prepare import Prepared, device_for, prepare, surroundings
 from hoarfrost.train.progress import Progress
 from hoarfrost.train.records import Records, Status, checkpoints
@@ -29,30 +32,46 @@ LEDGER = "ledger.jsonl"
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run reached and what it spent."""
+    """What a run reached and what it spent.
+
+    ``test_metrics`` are the figures of the last evaluation by name, "loss" among them; ``metric`` is the one that the
+    task is judged by. ``advice`` is for the person who ran it.
+    """
 
     folder: Path
     status: Status
     steps: int
     steps_planned: int
     seconds: float
-    test_loss: float | None
-    test_accuracy: float | None
+    test_metrics: Mapping[str, float]
+    metric: str
     density: float | None  # the share of the coordinates that were live, over all steps; None where nothing is frozen
     statement: Statement
     model: nn.Module = field(repr=False)
+    advice: tuple[str, ...] = ()
+
+    @property
+    def test_loss(self) -> float | None:
+        """The loss on the test set; None if it was not evaluated."""
+        return self.test_metrics.get("loss")
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """The accuracy on the test set; None if it was not evaluated, or there are no classes."""
+        return self.test_metrics.get("accuracy")
 
     def summary(self) -> str:
         """The result in words."""
         how = "" if self.status == "completed" else f" ({self.status})"
         reached = (
-            f"test accuracy {formatting.percent(self.test_accuracy)} after {self.steps} of {self.steps_planned} steps "
-            f"in {formatting.duration(self.seconds)}{how}"
+            f"test {formatting.main_figures(self.metric, self.test_metrics)} after {self.steps} of "
+            f"{self.steps_planned} steps in {formatting.duration(self.seconds)}{how}"
         )
         rows = [("reached", reached)]
         if self.density is not None:
             rows.append(("live", f"{self.density:.3f} of the coordinates, over all steps (the total density)"))
         rows += [("spent", f"{self.statement}\n{formatting.meaning(self.statement)}"), ("in", str(self.folder))]
+        rows += [("advice", advice) for advice in self.advice]
         return formatting.columns(rows)
 
 
@@ -77,8 +96,10 @@ def run(
 
     - ``recipe.toml``: the recipe with every default filled in, which can be trained again;
     - ``run.json``: status, calibrated noise, sampling rate, steps, versions;
-    - ``metrics.jsonl``: step, epsilon so far (an upper bound), test loss and accuracy, speed. The test set is taken
+    - ``metrics.jsonl``: step, epsilon so far (an upper bound), test loss and metrics, speed. The test set is taken
       to be public, or held out with its owners' consent: no epsilon covers it;
+    - ``calibration.json`` and ``reliability.svg``, of a classifier: whether its confidence on the test set can be
+      believed, in figures and as a diagram (which needs the extra ``plot``);
     - ``model.safetensors``: the weights;
     - ``budget.json`` and ``budget.txt``: the statement to publish with them;
     - ``ledger.jsonl``: every step, written before its batch was drawn (unless the ledger is a shared one);
@@ -167,10 +188,13 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         try:
             begin(stack)
             progress.start(run.overview())
+            untrained = _untrained_loss(run)
+            lowest = math.inf
             for epoch in train(
                 private,
                 run.splits.test,
                 device=run.device,
+                loss=run.loss,
                 scheduler=run.scheduler,
                 evaluate_every=recipe.loop.evaluate_every,
                 on_step=on_step,
@@ -178,18 +202,24 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
             ):
                 records.epoch(epoch)
                 progress.epoch(epoch)
+                lowest = min(lowest, math.inf if epoch.test_loss is None else epoch.test_loss)
             interruption.patient = True
             status: Status = "completed" if done(private) else "interrupted"
             records.checkpoint()
             if status == "completed":
                 private.account.close()
             statement = records.close(status)
+            not_drawn = records.calibration()
         except BaseException as error:
             interruption.patient = True
             _end_early(error, records)
             raise
         finally:
             progress.stop()
+    advice = [] if not_drawn is None else [not_drawn]
+    if untrained is not None and status == "completed" and lowest >= untrained:
+        adaptive = "adaptive" in components("clip") and recipe.clip.kind != "adaptive"
+        advice.append(formatting.not_learned_advice(untrained, adaptive))
     last = records.last
     return RunResult(
         folder=folder.path,
@@ -197,12 +227,21 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         steps=private.steps_taken,
         steps_planned=run.steps,
         seconds=records.seconds,
-        test_loss=None if last is None else last.test_loss,
-        test_accuracy=None if last is None else last.test_accuracy,
+        test_metrics={} if last is None or last.test is None else last.test.figures,
+        metric=run.loss.metrics[0],
         density=run.density,
         statement=statement,
         model=private.model,
+        advice=tuple(advice),
     )
+
+
+def _untrained_loss(run: Prepared) -> float | None:
+    """The test loss before the first step; None if the run is resumed."""
+    if run.private.steps_taken > 0:
+        return None
+    with torch.random.fork_rng():  # a seeded run draws the same numbers as without this
+        return evaluate(run.private.model, run.splits.test, run.device, run.loss).figures["loss"]
 
 
 def _end_early(error: BaseException, records: Records) -> None:

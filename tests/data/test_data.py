@@ -179,7 +179,7 @@ def test_what_would_not_fit_into_memory_is_not_read(
 def test_memory_that_runs_out_is_told_without_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise error
 
     path = saved(tmp_path / "mine.npz", tensors())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hoarfrost.train import Progress
-from hoarfrost.train.loop import Average
+from hoarfrost.train.evaluation import Average
 
 
 class KilledAtStep(Progress):

@@ -14,7 +14,7 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Layers, Random
 from hoarfrost.freezing.base import Both
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
-from hoarfrost.train.loop import Average
+from hoarfrost.train.evaluation import Average
 from hoarfrost.train.prepare import Prepared, prepare
 from tests.support.kills import run_until_killed
 from tests.support.recipes import tiny

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hoarfrost.private import Private, make_private
-from hoarfrost.train.loop import Average, Epoch, evaluate, train
+from hoarfrost.train.evaluation import Average, evaluate
+from hoarfrost.train.loop import Epoch, train
 
 CPU = torch.device("cpu")
 TEST = TensorDataset(torch.randn(20, 3), torch.randint(2, (20,)))
@@ -98,8 +99,8 @@ def test_the_test_set_is_evaluated_as_often_as_asked_and_at_the_end() -> None:
 def test_evaluation_counts_every_example_and_leaves_the_mode_alone() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)).train()
     x, y = TEST.tensors
-    loss, accuracy = evaluate(model, TEST, CPU)
+    found = evaluate(model, TEST, CPU).figures
     expected = model[1](x)
-    assert loss == pytest.approx(nn.functional.cross_entropy(expected, y).item(), rel=1e-5)
-    assert accuracy == pytest.approx((expected.argmax(1) == y).float().mean().item())
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(expected, y).item(), rel=1e-5)
+    assert found["accuracy"] == pytest.approx((expected.argmax(1) == y).float().mean().item())
     assert model.training

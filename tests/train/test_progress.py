@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 
 from hoarfrost.train import bar
-from hoarfrost.train.loop import Average, Epoch
+from hoarfrost.train.evaluation import Average, Evaluation
+from hoarfrost.train.loop import Epoch
 from hoarfrost.train.progress import Bar, Lines, Overview, Quiet, progress_for
 
 
@@ -23,7 +24,7 @@ def plan(seeded: bool = False, epsilon: float = 3.0) -> Overview:
 def epoch(number: int) -> Epoch:
     return Epoch(
         number=number, step=10 * number, seconds=1.0, steps_per_second=5.0, train_loss=0.7777, train_accuracy=0.6666,
-        test_loss=0.5, test_accuracy=0.9,
+        test=Evaluation({"loss": 0.5, "accuracy": 0.9, "mse": 0.25}),
     )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from hoarfrost.noise import Noise
 from hoarfrost.sampling import Poisson
 from hoarfrost.train import Progress, read_recipe, resume, run, to_toml
 from hoarfrost.train import prepare as preparing
+from hoarfrost.train.evaluation import Average
 from hoarfrost.train.folder import RunFolder
-from hoarfrost.train.loop import Average
 from tests.support.kills import run_until_killed
 from tests.support.recipes import tiny
 

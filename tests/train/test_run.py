@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from hoarfrost.budget import Gaussian, epsilon
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.train import Progress, Recipe, RunResult, read_recipe, run
-from hoarfrost.train.loop import Average
+from hoarfrost.train.evaluation import Average
 from tests.support.recipes import tiny
 
 FILES = {
-    "budget.json", "budget.txt", "checkpoints", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "not-private",
-    "recipe.toml", "run.json",
+    "budget.json", "budget.txt", "calibration.json", "checkpoints", "ledger.jsonl", "metrics.jsonl",
+    "model.safetensors", "not-private", "recipe.toml", "reliability.svg", "run.json",
 }  # fmt: skip
 
 

@@ -67,6 +67,59 @@ def test_a_table_is_trained_on_and_the_recipe_reads_back(data: dict[str, Any], t
     assert read_recipe(tmp_path / "run" / "recipe.toml", root=tmp_path) == recipe
 
 
+def test_a_real_target_is_learned_and_measured_in_its_own_units(data: dict[str, Any], tmp_path: Path) -> None:
+    regression = {key: value for key, value in data.items() if key not in ("labels", "target", "bounds")}
+    regression |= {"target": "weight", "target_bounds": [-100, 100], "bounds": {"height": [0, 100]}, "drop": ["kind"]}
+    recipe = tiny(data=regression, loss={"kind": "squared_error"})
+    result = run(recipe, out=tmp_path / "run")
+    mse = result.test_metrics["mse"]
+    assert result.test_loss is not None
+    assert mse == pytest.approx(result.test_loss * 100**2, rel=1e-4)
+    assert 0.5 * 30**2 < mse < 3 * 30**2  # the target is noise with a standard deviation of 30
+    splits = prepare(recipe, torch.device("cpu")).splits
+    assert (splits.classes, splits.unit, splits.train.tensors[1].dtype) == (None, 100.0, torch.float32)
+
+
+def test_a_loss_that_does_not_fit_the_target_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match="takes real numbers, and the data set has classes"):
+        prepare(tiny(data=data, loss={"kind": "squared_error"}), torch.device("cpu"))
+
+
+WINE = {
+    "fixed acidity": 7.4, "volatile acidity": 0.7, "citric acid": 0.0, "residual sugar": 1.9, "chlorides": 0.076,
+    "free sulfur dioxide": 11.0, "total sulfur dioxide": 34.0, "density": 0.9978, "pH": 3.51, "sulphates": 0.56,
+    "alcohol": 9.4, "quality": 5,
+}  # fmt: skip
+HOUSES = {
+    "MedInc": 8.3, "HouseAge": 41.0, "AveRooms": 6.98, "AveBedrms": 1.02, "Population": 322.0, "AveOccup": 2.56,
+    "Latitude": 37.9, "Longitude": -122.2, "MedHouseVal": 4.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "file", "separator"),
+    [
+        ("wine-clipping", WINE, "winequality-red.csv", ";"),
+        ("housing-clipping", HOUSES, "california_housing.csv", ","),
+    ],
+)
+def test_built_in_recipes_read_a_file_in_the_current_folder(
+    name: str, row: dict[str, float], file: str, separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, values = (separator.join(map(str, each)) for each in (row, row.values()))
+    (tmp_path / file).write_text("\n".join([header, *[values] * 1000]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    steps = ["privacy.steps=2", "privacy.noise_multiplier=1"]
+    recipe = read_recipe(name, steps)
+    assert recipe.data.path == str(tmp_path / file)
+    result = run(recipe, out=tmp_path / "run")
+    assert result.steps == 2
+    assert result.test_metrics["mse"] > 0
+    monkeypatch.chdir("/")
+    with pytest.raises(InvalidValue, match=f"no data file at /{file}"):
+        run(read_recipe(name, steps), out=tmp_path / "other")
+
+
 def test_private_scaling_finds_about_the_means_and_spreads(data: dict[str, Any], tmp_path: Path) -> None:
     result = run(tiny(data=data | PRIVATE), out=tmp_path / "run")
     layer, x = scaling_of(result.model), prepared(data).splits.train.tensors[0]

@@ -1,0 +1,14 @@
+"""What a trained model is worth beyond its accuracy. First of all: whether its confidence can be believed."""
+
+from hoarfrost.measure.bins import Bin as Bin
+from hoarfrost.measure.bins import BinsOf as BinsOf
+from hoarfrost.measure.calibration import Calibration as Calibration
+from hoarfrost.measure.calibration import confidence_histogram as confidence_histogram
+from hoarfrost.measure.calibration import ece as ece
+from hoarfrost.measure.calibration import mce as mce
+from hoarfrost.measure.calibration import per_class_calibration as per_class_calibration
+from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
+from hoarfrost.measure.run_file import read_calibration as read_calibration
+from hoarfrost.measure.scores import brier as brier
+from hoarfrost.measure.scores import nll as nll
+from hoarfrost.measure.temperature import Temperature as Temperature

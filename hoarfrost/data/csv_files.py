@@ -6,7 +6,6 @@ import csv
 import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -16,6 +15,7 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import size_of
 
 MAX_LINE = 1 << 20  # bytes
+MAX_TEXT = 16 << 20  # characters that are worked on at a time, and a line more
 BOMB_SIZE, BOMB_RATIO = 64 << 20, 200  # above this size, no table compresses by this ratio; a zip bomb does by 1000
 
 
@@ -39,10 +39,19 @@ def open_csv(path: Path, separator: str = ",") -> Iterator[OpenTable]:
 
 def _batches(rows: Iterator[list[str]], names: Sequence[str], wanted: Sequence[str]) -> Iterator[Batch]:
     places = [names.index(name) for name in wanted]
-    while some := list(islice(rows, ROWS)):
-        if any(len(row) != len(names) for row in some):
+    columns: list[list[str]] = [[] for _ in places]
+    size = 0
+    for row in rows:
+        if len(row) != len(names):
             raise InvalidValue("a row has more or fewer fields than there are columns; is the separator right?")
-        yield [[row[place] for row in some] for place in places]
+        for column, place in zip(columns, places, strict=True):
+            column.append(row[place])
+            size += len(row[place])
+        if len(columns[0]) == ROWS or size > MAX_TEXT:
+            yield [*columns]
+            columns, size = [[] for _ in places], 0
+    if columns[0]:
+        yield [*columns]
 
 
 def _rows(content: BinaryIO, separator: str, most: int) -> Iterator[list[str]]:

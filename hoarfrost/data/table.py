@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -56,9 +57,10 @@ def from_table(
     >>> import tempfile
     >>> rules = Columns(target="sold", labels=["no", "yes"], bounds={"age": (0, 20)}, categories={"hue": ["red"]})
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "cars.csv")
-    ...     _ = file.write_text("age,hue,sold\\n5,red,no\\n99,blue,yes\\n,red,no\\n1,red,perhaps\\n")
-    ...     splits = from_table(file, rules, test=file)
+    ...     cars, test = Path(folder, "cars.csv"), Path(folder, "test.csv")
+    ...     _ = cars.write_text("age,hue,sold\\n5,red,no\\n99,blue,yes\\n,red,no\\n1,red,perhaps\\n")
+    ...     _ = test.write_text("age,hue,sold\\n7,red,yes\\n")
+    ...     splits = from_table(cars, rules, test=test)
     >>> [tensor.tolist() for tensor in splits.train.tensors]
     [[[-0.5, 1.0], [1.0, 0.0], [0.0, 1.0]], [0, 1, 0]]
     """
@@ -71,6 +73,8 @@ def from_table(
         share = test_share
         _add(parts, Path(path), separator, lambda first, count: rows_to_test(first, count, share, split_seed))
     elif test is not None:
+        if os.path.realpath(test) == os.path.realpath(path):
+            raise InvalidValue("test is the file to train on: test figures would tell about private rows")
         _add(parts, Path(path), separator, lambda first, count: np.zeros(count, dtype=bool))
         _add(parts, Path(test), separator, lambda first, count: np.ones(count, dtype=bool))
     with file_errors(Path(path), "a table"):

@@ -1,6 +1,7 @@
 """Tables: what rows become, which rows are tested on, what is refused, and that no row depends on another."""
 
 import gzip
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,14 +33,16 @@ def written(folder: Path, rows: list[str], header: str = HEADER, name: str = "ca
 
 
 def loaded(path: Path, **changes: Any) -> Splits:
-    """From a table that is its own test set, unless it is said otherwise."""
+    """From a table with a copy of it as the test set, unless it is said otherwise."""
     options = {
         key: changes.pop(key)
         for key in ("test", "test_share", "split_seed", "separator", "standardize")
         if key in changes
     }
     if not options.keys() & {"test", "test_share"}:
-        options["test"] = path
+        options["test"] = path.with_name(f"copy-{path.name}")
+        if path.exists():
+            shutil.copy(path, options["test"])
     return from_table(path, Columns(**RULES | changes), **options)
 
 
@@ -165,6 +168,8 @@ def test_batches_of_rows_are_put_together(tmp_path: Path, monkeypatch: pytest.Mo
     whole = sides(path, test_share=0.2)
     monkeypatch.setattr(csv_files, "ROWS", 7)
     assert sides(path, test_share=0.2) == whole
+    monkeypatch.setattr(csv_files, "MAX_TEXT", 5)
+    assert sides(path, test_share=0.2) == whole
 
 
 # Files.
@@ -275,6 +280,14 @@ def test_rules_that_do_not_fit_are_refused(tmp_path: Path, name: str) -> None:
     changes, message = REFUSED[name]
     with pytest.raises(InvalidValue, match=message):
         loaded(written(tmp_path, ROWS), **changes)
+
+
+def test_the_file_to_train_on_is_not_tested_on(tmp_path: Path) -> None:
+    path = written(tmp_path, ROWS)
+    (tmp_path / "link.csv").symlink_to(path)
+    for test in (path, tmp_path / "link.csv", tmp_path / "x" / ".." / "cars.csv"):
+        with pytest.raises(InvalidValue, match="test is the file to train on"):
+            loaded(path, test=test)
 
 
 def test_no_number_in_the_test_rows_is_said(tmp_path: Path) -> None:

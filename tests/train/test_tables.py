@@ -309,11 +309,11 @@ def as_text(data: dict[str, Any]) -> str:
 def test_the_test_file_is_found_beside_the_recipe(data: dict[str, Any], tmp_path: Path) -> None:
     given = {key: value for key, value in data.items() if key != "test_share"} | {
         "path": "mine.csv",
-        "test": "mine.csv",
+        "test": "b/t.csv",
     }
     (tmp_path / "recipe.toml").write_text(as_text(given))
     recipe = read_recipe(tmp_path / "recipe.toml")
-    assert recipe.data.test == recipe.data.path == str(tmp_path / "mine.csv")
+    assert (recipe.data.path, recipe.data.test) == (str(tmp_path / "mine.csv"), str(tmp_path / "b" / "t.csv"))
 
 
 def test_long_lists_read_back_from_the_run_folder(data: dict[str, Any], tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Splits:
             validate.whole(classes=classes)
         real = real_targets or _both_real(y_train, y_test)
         if real and classes is not None:
-            raise InvalidValue("classes is for integer labels, and the targets are real numbers: leave it out")
+            raise InvalidValue("classes is for integer labels, and y_train and y_test are real numbers: leave it out")
         train = _paired("train", x_train, y_train, real)
         test = _paired("test", x_test, y_test, real)
         if x_train.shape[1:] != x_test.shape[1:]:

@@ -140,6 +140,8 @@ OF_ONE_OUTPUT = {"auroc": auroc, "mse": mse, "r2": r2}
 
 def calibration_of(logits: Tensor, labels: Tensor) -> Calibration | None:
     """The calibration of a classifier; None if there is none: its logits are not finite, or there is one class."""
+    if logits.shape[1] < 2:  # to `Calibration` one logit is that of the second of two classes
+        return None
     try:
         return Calibration.of(logits, labels)
     except InvalidValue:

@@ -104,6 +104,55 @@ def test_a_label_beyond_the_stated_classes_is_refused(tmp_path: Path) -> None:
         data.from_file(path, classes=2)
 
 
+def test_fractions_are_the_targets_of_a_regression(tmp_path: Path) -> None:
+    given = tensors() | {"y_train": torch.randn(6, dtype=torch.float64), "y_test": torch.randn(3).half()}
+    splits = data.from_file(saved(tmp_path / "mine.npz", given))
+    assert (splits.classes, splits.outputs) == (None, 1)
+    assert torch.equal(splits.train.tensors[1], given["y_train"].float())
+    assert {part.tensors[1].dtype for part in (splits.train, splits.test)} == {torch.float32}
+    assert splits.scaled([0.5], [2.0]).classes is None
+    assert data.from_file(saved(tmp_path / "mine.npz", tensors())).outputs == 3
+
+
+def test_integers_are_real_numbers_where_that_is_said(tmp_path: Path) -> None:
+    given = tensors() | {"y_train": torch.tensor([-5, 3_000_000, 0, 1, 2, 3]), "y_test": torch.tensor([0.5, 1.0, 2.0])}
+    splits = data.from_file(saved(tmp_path / "mine.safetensors", given), real_targets=True)
+    assert splits.classes is None
+    assert splits.train.tensors[1].tolist() == [-5.0, 3e6, 0.0, 1.0, 2.0, 3.0]
+
+
+BAD_TARGETS: dict[str, tuple[dict[str, Tensor], str]] = {
+    "NaN": ({"y_train": torch.tensor([1.0, torch.nan, 0, 0, 0, 0])}, "y_train holds a target that is not a finite"),
+    "infinite": ({"y_test": torch.tensor([1.0, torch.inf, 0])}, "y_test holds a target that is not a finite"),
+    "beyond float32": ({"y_test": torch.tensor([1.0, 1e300, 0], dtype=torch.float64)}, "y_test holds a target that is"),
+    "rows": ({"y_train": torch.zeros(6, 1)}, r"y_train must have one dimension \(a number for each example\)"),
+    "lengths": ({"y_train": torch.zeros(5)}, "x_train and y_train differ in length; give one target for each"),
+    "test labels": (
+        {"y_test": torch.tensor([0, 1, 2])},
+        "y_train must hold integers .* as y_test does, or y_test real",
+    ),
+    "train labels": ({"y_train": torch.arange(6)}, "y_test must hold integers .* as y_train does, or y_train real"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TARGETS)
+def test_targets_that_cannot_be_learned_are_refused_without_values(tmp_path: Path, case: str) -> None:
+    changes, message = BAD_TARGETS[case]
+    good = tensors() | {"y_train": torch.randn(6), "y_test": torch.randn(3)}
+    path = saved(tmp_path / "bad.npz", good | changes)
+    with pytest.raises(InvalidValue, match=message) as caught:
+        data.from_file(path)
+    assert not re.search("nan|inf$|1e|[56]", str(caught.value).removeprefix(str(path)))
+
+
+def test_real_numbers_have_no_classes() -> None:
+    x, y = torch.zeros(4, 2), torch.randn(4)
+    with pytest.raises(
+        InvalidValue, match="classes is for integer labels, and y_train and y_test are real numbers: leave"
+    ):
+        data.Splits.of(x, y, x, y, classes=3)
+
+
 # What is wrong with 137 examples, of which one has a label or a value that nobody else has.
 TELLING: dict[str, dict[str, Tensor]] = {
     "negative label": {"y_train": torch.tensor([-4242] + [0] * 136)},
@@ -113,6 +162,7 @@ TELLING: dict[str, dict[str, Tensor]] = {
     "one label too few": {"y_train": torch.zeros(136, dtype=torch.long)},
     "labels in rows": {"y_train": torch.zeros(137, 2, dtype=torch.long)},
     "labels that are fractions": {"y_train": torch.full((137,), 4242.5)},
+    "fractions where classes are stated": {"y_train": torch.full((137,), 4242.5), "y_test": torch.zeros(3)},
     "examples of another shape": {"x_test": torch.full((3, 3), 4242.5)},
 }
 

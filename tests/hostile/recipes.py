@@ -115,6 +115,9 @@ FILES: dict[str, Callable[[Path], None]] = {
     "long-kind.toml": _text(changed(optimizer=f'kind = "{"sgd" * 300}"\nlr = 1')),
     "long-text-over-lines.toml": _text(changed(data="name = '''\n" + "digits\n" * 5000 + "'''")),
     "long-list.toml": _model('name = "mlp"\nhidden = [' + "1,\n" * 10000 + "]"),
+    "many-class-weights.toml": _text(changed(loss="class_weights = [" + "1,\n" * 10000 + "]")),
+    "loss-is-an-import.toml": _text(changed(loss='kind = "torch.nn.MSELoss"')),
+    "negative-class-weight.toml": _text(changed(loss="class_weights = [1, -1e30]")),
     # Names and values that a terminal would obey.
     "escape-in-key.toml": _text('"\\u001b]0;owned\\u0007\\u001b[2J" = 1\n' + changed()),
     "escape-in-name.toml": _text(changed('name = "\\u001b[31mred"')),

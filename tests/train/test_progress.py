@@ -1,5 +1,6 @@
 """What is seen of a run."""
 
+import dataclasses
 import io
 import math
 from collections.abc import Iterator
@@ -44,6 +45,16 @@ def test_lines_come_at_most_once_a_second_and_at_the_end() -> None:
         "epoch 1/4  step 10/40  test loss 0.500  test accuracy 90.0 %  ε 0.75 of 3.00  5.0 steps/s  6.0 s left"
     )
     assert last.startswith("epoch 4/4  step 40/40 ")
+
+
+def test_a_regression_shows_its_error(screen: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+    out, shown = io.StringIO(), Bar()
+    for each in (Lines(out), shown):
+        each.start(dataclasses.replace(plan(), metric="mse"))
+        each.epoch(epoch(4))
+    shown.stop()
+    assert "test loss 0.500  test MSE 0.25  ε" in out.getvalue()
+    assert "test MSE 0.25 · ε" in " ".join(screen.getvalue().split())
 
 
 def test_lines_tell_nothing_about_the_training_data() -> None:

@@ -136,6 +136,7 @@ CHANGES = {
     "sampling": ("privacy.batch_size", "150"),
     "clipping": ("clip.norm", "0.5"),
     "learning rate": ("optimizer.lr", "0.1"),
+    "loss": ("loss.label_smoothing", "0.1"),
 }
 
 

@@ -18,7 +18,7 @@ import hoarfrost
 from benchmarks.readme import documents
 from hoarfrost.gradients.rules import registry
 from hoarfrost.registry import registration
-from hoarfrost.train import read_recipe
+from hoarfrost.train import read_recipe, run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -107,6 +107,17 @@ def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:
     recipe = read_recipe(path)
     assert recipe.privacy.epsilon == 3
     assert recipe.freeze is not None
+
+
+def test_the_recipe_for_a_table_trains(tmp_path: Path) -> None:
+    rows = ["30,12.5,basic,no", "61,99,plus,yes"] * 1000
+    (tmp_path / "customers.csv").write_text("\n".join(["age,monthly spend,plan,churned", *rows]))
+    text = block("docs/tables.md", "toml", "customers.csv")
+    scaling = block("docs/tables.md", "toml", 'scaling = "private"').replace("[data]\n", "")
+    for number, content in enumerate((text, text.replace("[data]\n", f"[data]\n{scaling}"))):
+        (tmp_path / "recipe.toml").write_text(content)
+        result = run(read_recipe(tmp_path / "recipe.toml", ["privacy.steps=2"]), out=tmp_path / f"run-{number}")
+        assert len(result.statement.releases) == number + 1
 
 
 def test_the_tables_are_those_of_the_results() -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "hoarfrost"
 ORDER = """
 errors nested
 validate untrusted masks tickets
-epochs files registry noise
+epochs files registry noise columns
 info budget models data measure
 clipping sampling
 observers query
@@ -41,6 +41,7 @@ WITHOUT = {
     "budget": {"torch", "registry", "noise", "masks"},
     "measure": {"registry", "noise", "masks", "epochs", "tickets", "dp_accounting", "cryptography"},
     "registry": {"torch", "numpy", "dp_accounting"},
+    "columns": {"torch", "numpy", "registry"},
     "models": {"noise", "masks", "epochs", "dp_accounting"},
     "data": {"noise", "masks", "epochs", "dp_accounting"},
     "recipes": {"gradients", "sampling", "clipping"},

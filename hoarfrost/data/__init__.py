@@ -1,4 +1,4 @@
-"""Data sets by name, and your own from a file.
+"""Data sets by name, and your own from a file: arrays, or a table.
 
 What has a name is registered: a function without arguments that gives `Splits`, with ``@component("data", NAME)``.
 """
@@ -11,6 +11,7 @@ from hoarfrost.data.catalog import CATALOG, CatalogEntry
 from hoarfrost.data.digits import digits as digits
 from hoarfrost.data.fetch import fetch as fetch
 from hoarfrost.data.splits import Splits as Splits
+from hoarfrost.data.table import from_table as from_table
 from hoarfrost.data.user_files import from_file as from_file
 from hoarfrost.errors import InvalidValue
 from hoarfrost.registry import component, components

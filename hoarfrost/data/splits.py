@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,11 +21,17 @@ class Splits:
 
     Both hold examples [N, ...] and their targets [N]: labels (int64, from 0 to ``classes`` - 1), or real numbers
     (float32) if ``classes`` is None.
+
+    Args:
+        unit: what a difference of 1 between real targets is in their own units: they may have been scaled.
+        standardize: places in an example whose means and spreads the model is to learn by a private release.
     """
 
     train: TensorDataset
     test: TensorDataset
     classes: int | None
+    unit: float = 1.0
+    standardize: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -107,7 +113,7 @@ class Splits:
         train, test = (
             TensorDataset((part.tensors[0] - shift) / scale, part.tensors[1]) for part in (self.train, self.test)
         )
-        return Splits(train, test, self.classes)
+        return replace(self, train=train, test=test)
 
     @property
     def shape(self) -> tuple[int, ...]:

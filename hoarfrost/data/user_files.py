@@ -54,7 +54,9 @@ def from_file(path: str | Path, classes: int | None = None, *, real_targets: boo
     path = Path(path)
     readers = {".safetensors": read_safetensors, ".npz": read_npz}
     if path.suffix not in readers:
-        raise InvalidValue(f"{shown_path(path)} is neither a .safetensors nor a .npz file")
+        raise InvalidValue(
+            f"{shown_path(path)} is neither a .safetensors nor a .npz file, nor a table (.csv, .csv.gz, .parquet)"
+        )
     size_of(path, "data file")
     with file_errors(path, f"a {path.suffix[1:]} file"):
         tensors = readers[path.suffix](path)

@@ -8,6 +8,7 @@ from hoarfrost.freezing.pruned import prune_from as prune_from
 from hoarfrost.freezing.random import Random as Random
 from hoarfrost.freezing.random import RandomTensors as RandomTensors
 from hoarfrost.freezing.ranked import Ranked as Ranked
+from hoarfrost.freezing.scaling import PrivateScaling as PrivateScaling
 from hoarfrost.info import RunInfo as RunInfo
 from hoarfrost.masks import Channels as Channels
 from hoarfrost.masks import Live as Live

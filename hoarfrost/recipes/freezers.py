@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hoarfrost.freezing import Freezer
+from hoarfrost.freezing import Freezer, PrivateScaling
 from hoarfrost.recipes import schema, sources
 from hoarfrost.recipes.losses import CROSS_ENTROPY, Loss
 
@@ -32,3 +32,15 @@ def build(
     )
     also = build(wanted.also, model, own, loss, f"{at}.also")  # type: ignore[attr-defined] # every table of a freezer has it
     return freezer if also is None else freezer & also
+
+
+def with_scaling(freezer: Freezer | None, model: nn.Module, own: schema.Data) -> Freezer | None:
+    """The freezer, and with it the private scaling of a table's columns, if the recipe asks for it.
+
+    >>> with_scaling(None, nn.Linear(2, 2), schema.Data(name="digits"))
+    """
+    if own.scaling is None:
+        return freezer
+    assert own.scaling_noise is not None  # a recipe says both or none
+    scaling = PrivateScaling(model.get_submodule("scaling"), own.scaling_noise, beside=freezer)
+    return scaling if freezer is None else freezer & scaling

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
@@ -21,6 +21,7 @@ from hoarfrost.untrusted import line, shown, shown_path, size_of
 BUILT_IN = Path(__file__).parent / "builtin"
 
 LONGEST_FILE = 64 * 1024  # bytes; the longest recipe that makes sense has about two thousand
+LONGEST_ENTRY = 200  # characters of a key and its value in one line, as `to_toml` writes them
 LONGEST_LINE = 1024  # characters; the parser's time grows with the square of a dotted key's length
 
 
@@ -50,8 +51,8 @@ def read_recipe(source: str | Path, overrides: Iterable[str] = (), root: str | P
     Args:
         overrides: values that replace the recipe's, such as ``"privacy.epsilon=2"``. What stands after the = is TOML; a
             word needs no quotes. One of two alternatives (epsilon and noise_multiplier, say) replaces the other.
-        root: the folder that the files a recipe names (``data.path``, ``freeze.reference``) must lie below; by default
-            the one that the recipe itself is in.
+        root: the folder that the files a recipe names (``data.path``, ``data.test``, ``freeze.reference``) must lie
+            below; by default the one that the recipe itself is in.
 
     Guarantees:
         Reading runs nothing, writes nothing, and takes well under a second, whatever the file holds. The data that a
@@ -96,13 +97,27 @@ def to_toml(recipe: Recipe, *, explained: bool = False) -> str:
 def _lines(table: Table, explained: bool, above: str = "") -> Iterator[str]:
     """A table's own values first, then the tables in it."""
     said = [(key, value) for key, value in table if value is not None]
-    values = {key: f"{key} = {as_toml(value)}" for key, value in said if not isinstance(value, Table)}
-    width = max(map(len, values.values()), default=0)
-    for key, text in values.items():
-        yield f"{text:<{width}}  # {_first_sentence(meaning(type(table), key))}" if explained else text
+    values = {key: value for key, value in said if not isinstance(value, Table | Mapping)}
+    yield from _entries(values, {key: meaning(type(table), key) for key in values} if explained else {})
     for key, value in said:
+        if isinstance(value, Mapping):  # not within braces, which stand in one line: it may be too long to be read back
+            yield from ("", f"[{above}{key}]")
+            quoted = {as_toml(name): each for name, each in value.items()}
+            yield from _entries(quoted, dict.fromkeys(quoted, meaning(type(table), key)) if explained else {})
         if isinstance(value, Table):
             yield from ("", f"[{above}{key}]", *_lines(value, explained, f"{above}{key}."))
+
+
+def _entries(values: Mapping[str, Any], meanings: Mapping[str, str]) -> Iterator[str]:
+    texts = {key: f"{key} = {as_toml(value)}" for key, value in values.items()}
+    long = {key for key, text in texts.items() if len(text) > LONGEST_ENTRY and isinstance(values[key], tuple)}
+    width = max((len(text) for key, text in texts.items() if key not in long), default=0)
+    for key, text in texts.items():
+        comment = f"  # {_first_sentence(meanings[key])}" if key in meanings else ""
+        if key in long:  # a list, one entry in a line
+            yield from (f"{key} = [{comment}", *(f"  {as_toml(each)}," for each in values[key]), "]")
+        else:
+            yield f"{text:<{width}}{comment}" if comment else text
 
 
 def _first_sentence(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +28,7 @@ class Loss(ABC):
     real_targets: ClassVar[bool] = False  # else targets are integers: the classes, from 0
     # What is measured on the test set in addition to the loss. The first is the one that is shown.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "brier", "ece", "mce")
+    unit = 1.0  # what 1 is in the own units of a real target, which may have been scaled: metrics are told in these
 
     @abstractmethod
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -50,6 +52,16 @@ class Loss(ABC):
     def logits(self, outputs: Tensor) -> Tensor | None:
         """A logit for each class [B, classes]; None if there are no classes."""
         return outputs
+
+    def in_units(self, unit: float) -> Loss:
+        """The same loss, whose metrics are told in units of the target's own.
+
+        >>> SquaredError().in_units(2.5).unit
+        2.5
+        """
+        other = copy(self)
+        object.__setattr__(other, "unit", unit)  # most are frozen
+        return other
 
 
 class Regression(Loss):

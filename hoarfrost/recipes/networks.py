@@ -1,10 +1,13 @@
 """A recipe's model, built to fit the data set."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
 from hoarfrost.data import Splits
 from hoarfrost.errors import InvalidValue
+from hoarfrost.models import Standardize
 from hoarfrost.recipes import schema
 from hoarfrost.untrusted import free_memory, line
 
@@ -26,14 +29,16 @@ def build(wanted: schema.ComponentTable, splits: Splits, outputs: int | None = N
     if takes is not None and splits.shape != takes:
         raise InvalidValue(f"the model {name} takes examples of shape {takes}, this data set has {splits.shape}")
     with torch.device("meta"):  # which takes no memory
-        outline: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=outputs)
+        outline = _network(wanted, splits, outputs)
     _check_ids(outline, splits)
     parameters = sum(p.numel() for p in outline.parameters())
     if parameters > MOST_PARAMETERS:
         raise InvalidValue(f"the model {name} would have more than {MOST_PARAMETERS:,} parameters; make it smaller")
     if 4 * parameters > free_memory():
         raise InvalidValue(f"the model {name} with {parameters:,} parameters takes more memory than is free")
-    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=outputs)
+    network = _network(wanted, splits, outputs)
+    if splits.standardize:
+        network = nn.Sequential(OrderedDict(scaling=Standardize(splits.standardize, *splits.shape), network=network))
     # Of zeros, so that an error has no data to tell of.
     example = torch.zeros_like(splits.test.tensors[0][:1])
     try:
@@ -48,6 +53,11 @@ def build(wanted: schema.ComponentTable, splits: Splits, outputs: int | None = N
             f"the model {name} gives {tuple(given.shape[1:])} outputs for an example of shape {splits.shape}, "
             f"but {outputs} are needed" + (f": there are {outputs} classes" if outputs == splits.classes else "")
         )
+    return network
+
+
+def _network(wanted: schema.ComponentTable, splits: Splits, outputs: int) -> nn.Module:
+    network: nn.Module = schema.build(wanted, "model", shape=splits.shape, classes=outputs)
     return network
 
 

@@ -10,50 +10,35 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from hoarfrost import validate
 from hoarfrost.epochs import MOST_STEPS
 from hoarfrost.errors import InvalidValue
+from hoarfrost.recipes.base import Table as Table
+from hoarfrost.recipes.data import Data as Data
 from hoarfrost.registry import (
     Component,
     Count,
-    FilePath,
     Natural,
     NotNegative,
     Positive,
     Probability,
     Rate,
-    Real,
-    Text,
     Whole,
     components,
 )  # fmt: skip
-from hoarfrost.registry.component import EMPTY, Groups, check_groups
+from hoarfrost.registry.component import EMPTY, Groups
 from hoarfrost.registry.docstrings import meanings
-from hoarfrost.registry.types import MOST_ENTRIES, File, Label, checked, recipe_type, up_to
+from hoarfrost.registry.types import File, Label, checked, recipe_type, up_to
 
 MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
 
 KEYS = {"model": "name"}  # the key that chooses a component; "kind" in other tables
 DEFAULTS = {"clip": "local", "loss": "cross_entropy"}  # what is chosen where a table does not say
-
-
-class Table(BaseModel):
-    """A table of a recipe: its keys and no others, of exactly these types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-    # Keys that say one thing in different ways: of each group exactly one is said, or at most one.
-    _one_of: ClassVar[Groups] = ()
-    _at_most_one: ClassVar[Groups] = ()
-
-    @model_validator(mode="after")
-    def _says_one_thing_once(self) -> Table:
-        check_groups(self._one_of, self._at_most_one, {key for key, value in self if value is not None})
-        return self
 
 
 class ComponentTable(Table):
@@ -211,7 +196,7 @@ def file_keys(name: str) -> tuple[str, ...]:
     """The keys of a table that are paths of files, whatever it chooses.
 
     >>> file_keys("data"), file_keys("freeze"), file_keys("loop")
-    (('path',), ('reference',), ())
+    (('path', 'test'), ('reference',), ())
     """
     fields = ((key, field) for each in forms(name) for key, field in each.model_fields.items())
     return tuple(key for key, field in fields if any(isinstance(part, File) for part in _parts(field)))
@@ -256,36 +241,6 @@ def _parts(field: FieldInfo) -> Iterator[Any]:
     while waiting:
         yield (each := waiting.pop(0))
         waiting += get_args(each)
-
-
-class Data(Table):
-    """The data set: one that Hoarfrost knows by name, or a file of one's own.
-
-    Examples become (x − mean) / std. Both are public constants: what the private examples themselves are like on
-    average would tell about them.
-
-    Args:
-        name: the name of a data set that Hoarfrost knows.
-        path: instead of ``name``: the path of a .safetensors or .npz file with x_train, y_train, x_test and y_test. It
-            is relative to the recipe's own file, and stays below that file's folder.
-        classes: the number of classes of data from a path; by default one more than the largest label.
-        mean: what is subtracted from an example: a number for every channel, or one for all.
-        std: what the difference is divided by: a number for every channel, or one for all.
-    """
-
-    _one_of = (("name", "path"),)
-
-    name: Text | None = None
-    path: FilePath | None = None
-    classes: Whole | None = None
-    mean: Annotated[tuple[Real, ...], Field(strict=False, min_length=1, max_length=MOST_ENTRIES)] = (0.0,)
-    std: Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=MOST_ENTRIES)] = (1.0,)
-
-    @model_validator(mode="after")
-    def _classes_of_a_file(self) -> Data:
-        if self.name is not None and self.classes is not None:
-            raise InvalidValue("classes is for data from a path; a data set with a name knows its own")
-        return self
 
 
 class Augment(Table):

@@ -13,6 +13,13 @@ def load(source: schema.Data, *, real_targets: bool = False) -> data.Splits:
     >>> load(schema.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
     2.0
     """
+    if source.is_table:
+        assert source.path is not None
+        return data.from_table(
+            source.path, source.rules(), test=source.test, test_share=source.test_share,
+            split_seed=source.split_seed or 0, separator=source.separator or ",",
+            standardize=source.scaling is not None,
+        )  # fmt: skip
     if source.path is not None:
         return _scaled(data.from_file(source.path, source.classes, real_targets=real_targets), source)
     assert source.name is not None  # the recipe has one or the other

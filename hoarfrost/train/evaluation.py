@@ -93,7 +93,7 @@ def evaluate(model: nn.Module, test: TensorDataset, device: torch.device, loss: 
         elif name in OF_CALIBRATION:
             figures[name] = math.nan if calibration is None else getattr(calibration, name)
         elif name in OF_ONE_OUTPUT:
-            figures[name] = OF_ONE_OUTPUT[name](outputs.squeeze(1), targets)
+            figures[name] = OF_ONE_OUTPUT[name](outputs.squeeze(1) * loss.unit, targets * loss.unit)
         else:
             raise InvalidValue(f"{type(loss).__name__} names a metric that there is not: {name}")
     return Evaluation(figures, calibration)

@@ -143,6 +143,7 @@ class Parts:
         """Loads the data and builds the freezer, unless they are given; builds model and optimizer."""
         loss = losses.build(recipe.loss)
         splits = splits or sources.load(recipe.data, real_targets=loss.real_targets)
+        loss = loss.in_units(splits.unit)
         outputs = losses.outputs(recipe.loss, loss, splits.classes)
         model = networks.build(recipe.model, splits, outputs).to(device)
         if recipe.loop.channels_last:
@@ -155,7 +156,9 @@ class Parts:
             loss=loss,
             optimizer=optimizers.build(recipe.optimizer, model.parameters()),
             examples=_examples(recipe, splits),
-            freezer=freezer or freezers.build(recipe.freeze, model, recipe.data, loss),
+            freezer=freezers.with_scaling(
+                freezer or freezers.build(recipe.freeze, model, recipe.data, loss), model, recipe.data
+            ),
             digest=fingerprint.digest(splits.train),
         )
 
@@ -178,7 +181,7 @@ class Parts:
         return budget.Plan.solve(**settings | changes)
 
     def releases(self, sample_rate: float) -> tuple[budget.PlannedRelease, ...]:
-        """What the freezer will release in addition to the steps."""
+        """What the freezer and the scaling of the data will release in addition to the steps."""
         parameters = trained_parameters(self.model, self.optimizer)
         return planned_releases(self.freezer, self.examples, self.model, parameters, sample_rate)
 

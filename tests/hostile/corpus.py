@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile import archives, checkpoints, downloads, ledgers, recipes, tensors
+from tests.hostile import archives, checkpoints, downloads, ledgers, recipes, tables, tensors
 
 Write = Callable[[Path], None]
 Command = Callable[[Path, Path], list[str]]
@@ -32,6 +32,13 @@ def as_data(file: Path, out: Path) -> list[str]:
     """The file is named by a recipe beside it, which is as it should be."""
     recipe = file.with_name("reads-it.toml")
     recipe.write_text(recipes.changed(data=f'path = "{file.name}"'))
+    return ["train", str(recipe), "--out", str(out)]
+
+
+def as_table(file: Path, out: Path) -> list[str]:
+    """The file is a table, by rules that are as they should be."""
+    recipe = file.with_name("reads-it.toml")
+    recipe.write_text(recipes.changed(data=f'path = "{file.name}"\n{tables.RULES}'))
     return ["train", str(recipe), "--out", str(out)]
 
 
@@ -74,6 +81,7 @@ def as_cifar(file: Path, out: Path) -> list[str]:
 CORPUS: dict[str, Hostile] = {
     **{name: Hostile(write, as_recipe) for name, write in recipes.FILES.items()},
     **{name: Hostile(write, as_data) for name, write in {**archives.FILES, **tensors.FILES}.items()},
+    **{name: Hostile(write, as_table) for name, write in tables.FILES.items()},
     **{name: Hostile(write, as_tokens) for name, write in tensors.TOKENS.items()},
     **{name: Hostile(write, as_checkpoint) for name, write in checkpoints.FILES.items()},
     **{name: Hostile(write, as_ledger_shown) for name, write in ledgers.FILES.items()},

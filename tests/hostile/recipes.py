@@ -46,6 +46,23 @@ def _path(path: str, prepare: Callable[[Path], object] = lambda folder: None) ->
     return write
 
 
+def _table(entries: str, prepare: Callable[[Path], object] = lambda folder: None) -> Callable[[Path], None]:
+    """A recipe in a folder of its own reads the table beside it; outside of that folder lies another one."""
+
+    def write(file: Path) -> None:
+        inner = file.parent / "inner"
+        inner.mkdir()
+        for path in (file.parent / "secret.csv", inner / "good.csv"):
+            path.write_text("b,y\n" + "1,0\n2,1\n" * 4)
+        prepare(inner)
+        rule = "" if "bounds" in entries else "\nbounds = { b = [0, 9] }"
+        data = f'path = "good.csv"\ntarget = "y"\nclasses = 2\n{entries}{rule}'
+        (inner / "recipe.toml").write_text(changed(data=data), "utf-8")
+        file.symlink_to(inner / "recipe.toml")
+
+    return write
+
+
 def _sparse(size: int) -> Callable[[Path], None]:
     def write(file: Path) -> None:
         with open(file, "wb") as opened:
@@ -189,6 +206,27 @@ FILES: dict[str, Callable[[Path], None]] = {
     "path-url.toml": _path("http://127.0.0.1:9/a.npz"),
     "path-file-url.toml": _path("file:///etc/passwd"),
     "path-variable.toml": _path("$HOME/secret.npz"),
+    # Tables.
+    "table-test-dotdot.toml": _table('test = "../secret.csv"'),
+    "table-test-absolute.toml": _table('test = "/etc/passwd"'),
+    "table-test-link.toml": _table('test = "a.csv"', lambda folder: (folder / "a.csv").symlink_to("../secret.csv")),
+    "table-test-to-pipe.toml": _table('test = "a.csv"', lambda folder: os.mkfifo(folder / "a.csv")),
+    "table-test-is-a-number.toml": _table("test = 1"),
+    "table-bounds-nan.toml": _table("test_share = 0.5\nbounds = { b = [nan, nan] }"),
+    "table-bounds-1e999.toml": _table("test_share = 0.5\nbounds = { b = [0, 1e999] }"),
+    "table-bounds-equal.toml": _table("test_share = 0.5\nbounds = { b = [1, 1] }"),
+    "table-bounds-of-three.toml": _table("test_share = 0.5\nbounds = { b = [1, 2, 3] }"),
+    "table-bounds-is-a-list.toml": _table("test_share = 0.5\nbounds = [1, 2]"),
+    "table-bounds-many.toml": _table("test_share = 0.5\n" + "\n".join(f"bounds.c{n} = [0, 1]" for n in range(2000))),
+    "table-bounds-deep.toml": _table("test_share = 0.5\nbounds = { b = { c = { d = 1 } } }"),
+    "table-bounds-escape.toml": _table('test_share = 0.5\nbounds = { "\\u001b[2J" = [0, 1] }'),
+    "table-categories-of-numbers.toml": _table("test_share = 0.5\ncategories = { b = [1, 2] }"),
+    "table-share-nan.toml": _table("test_share = nan"),
+    "table-share-of-all.toml": _table("test_share = 1"),
+    "table-seed-1e400.toml": _table(f"test_share = 0.5\nsplit_seed = {10**400}"),
+    "table-separator-newline.toml": _table('test_share = 0.5\nseparator = "\\n"'),
+    "table-noise-nan.toml": _table('test_share = 0.5\nscaling = "private"\nscaling_noise = nan'),
+    "table-keys-for-arrays.toml": _path("a.npz\"\ntest = \"b.csv"),
     "path-to-npy.toml": _path("a.npy", lambda folder: payload.pickled(folder / "a.npy")),
     "path-to-pt.toml": _path("a.pt", lambda folder: payload.torch_saved(folder / "a.pt")),
     "path-to-pkl.toml": _path("a.pkl", lambda folder: payload.pickled(folder / "a.pkl")),

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from hoarfrost.cli import app
 from hoarfrost.untrusted import LINE
-from tests.hostile import payload
-from tests.hostile.corpus import CORPUS, as_data, as_recipe
+from tests.hostile import payload, tables
+from tests.hostile.corpus import CORPUS, as_data, as_recipe, as_table
 from tests.hostile.good import save_npz
 from tests.hostile.watch import watched
 from tests.support.recipes import changed
@@ -27,10 +27,15 @@ HANGS = 20  # seconds: a machine that is busy with other things still gets there
 @pytest.fixture(scope="module", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is as it should be is trained: all that has to be imported is imported, and good files are not refused."""
-    for name, command in (("good.toml", as_recipe), ("good.npz", as_data)):
+    good = {"good.toml": as_recipe, "good.npz": as_data, "good.csv": as_table, "good.parquet": as_table}
+    for name, command in good.items():
         file = tmp_path_factory.mktemp("warm") / name
         if name == "good.npz":
             save_npz(file)
+        elif name == "good.csv":
+            file.write_text(tables.HEADER + tables.ROWS)
+        elif name == "good.parquet":
+            file.write_bytes(tables.GOOD_PARQUET)
         else:
             file.write_text(changed().replace("batch_size = 2", "batch_size = 20"))
         result = CliRunner().invoke(app, command(file, file.with_name("out")))

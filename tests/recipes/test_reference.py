@@ -36,7 +36,7 @@ def test_a_recipe_with_its_explanations_reads_back_as_itself(name: str, tmp_path
     recipe = read_recipe(name)
     text = to_toml(recipe, explained=True)
     (tmp_path / "explained.toml").write_text(text)
-    assert read_recipe(tmp_path / "explained.toml") == recipe
+    assert read_recipe(tmp_path / "explained.toml", root="/") == recipe  # some name files of the current folder
     assert all("  # " in line for line in text.splitlines() if " = " in line.partition("#")[0])
     assert 20 < len(about(name)) < 120
 

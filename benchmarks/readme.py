@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from benchmarks.accuracy import clipping
+from benchmarks.accuracy.tables import FOLDER
 from benchmarks.accuracy.tables import tables as accuracy
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
 
@@ -44,11 +46,15 @@ def documents() -> dict[Path, str]:
     place = f"({machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, no GPU)"
     tables = {
         "README.md": ("bench", f"{table(results)}\n\n{place}"),
-        "docs/results.md": ("accuracy", accuracy()),
         "docs/freezing.md": ("freezing", costs_of_freezing(frozen)),
     }
     root = HERE.parent
-    return {root / name: between((root / name).read_text(), *new) for name, new in tables.items()}
+    found = {root / name: between((root / name).read_text(), *new) for name, new in tables.items()}
+    results = between((root / "docs/results.md").read_text(), "accuracy", accuracy())
+    measured = {name: FOLDER / f"{name}.json" for name in clipping.EXPERIMENTS}
+    rows = {name: json.loads(path.read_text()) for name, path in measured.items() if path.exists()}
+    found[root / "docs/results.md"] = between(results, "clipping", clipping.tables(rows))
+    return found
 
 
 def main() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import tables
+from benchmarks.accuracy import clipping, tables
 from benchmarks.accuracy.experiments import DENSE, EXPERIMENTS, Branches, Runs
 from benchmarks.accuracy.runs import Results, recipe_for, run
+from hoarfrost.train import to_toml
 
 RECIPE = """
 [data]
@@ -38,11 +39,12 @@ def recipe(tmp_path: Path) -> str:
 
 
 def test_every_arm_is_a_recipe() -> None:
-    for experiment in EXPERIMENTS.values():
+    for experiment in (*EXPERIMENTS.values(), *clipping.EXPERIMENTS.values()):
         arms = experiment.arms if isinstance(experiment, Runs) else {"Layers": ()}
         recipes = [recipe_for(experiment.recipe, 1, overrides) for overrides in arms.values()]
-        assert len(set(recipes)) == len(arms)
-        assert sum(recipe.freeze is None for recipe in recipes) == sum(DENSE in changes for changes in arms.values())
+        assert len(set(map(to_toml, recipes))) == len(arms)
+        dense = [DENSE in changes or "clipping" in experiment.recipe for changes in arms.values()]
+        assert [recipe.freeze is None for recipe in recipes] == dense
 
 
 def test_branches_leave_the_trunk_where_they_should(recipe: str, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.accuracy.experiments import EXPERIMENTS, SEEDS
+from benchmarks.accuracy import clipping, experiments
+from benchmarks.accuracy.experiments import SEEDS
 from benchmarks.accuracy.runs import Results, run
 from benchmarks.accuracy.tables import FOLDER
+
+EXPERIMENTS = {**experiments.EXPERIMENTS, **clipping.EXPERIMENTS}
 
 
 def main() -> None:

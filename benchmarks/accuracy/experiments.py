@@ -1,4 +1,7 @@
-"""Who is compared with whom. Every arm is a built-in recipe with some values replaced."""
+"""Who is compared with whom. Every arm is a built-in recipe with some values replaced.
+
+Clipping styles are compared in `benchmarks.accuracy.clipping`.
+"""
 
 from dataclasses import dataclass
 

@@ -13,6 +13,7 @@ import torch
 from benchmarks.accuracy.experiments import DENSE, SEEDS, Branches, Runs
 from hoarfrost.files import replace_file
 from hoarfrost.freezing import Freezer, Pruned, prune_from
+from hoarfrost.measure import Calibration, Temperature
 from hoarfrost.recipes import sources
 from hoarfrost.recipes.networks import build
 from hoarfrost.run import Private
@@ -43,12 +44,13 @@ class Results:
         """What a run has reached. ``steps`` are those behind its weights, if they are not all its own."""
         private = run.private
         steps = steps or private.steps_taken
-        accuracy = evaluate(private.model, run.splits.test, CPU, run.loss).figures["accuracy"]
-        row = {"arm": arm, "seed": seed, "accuracy": accuracy, "steps": steps}
+        found = evaluate(private.model, run.splits.test, CPU, run.loss).figures
+        row = {"arm": arm, "seed": seed, **found, "steps": steps}
         row |= {"noise_multiplier": round(private.noise_multiplier, 4), "epsilon": _epsilon(private, steps), **more}
         text = "[\n" + ",\n".join(json.dumps(each) for each in [*self.rows, row]) + "\n]\n"
         replace_file(self.path, lambda draft: draft.write_text(text))
-        print(f"{arm}, seed {seed}: {accuracy:.4f} at epsilon {row['epsilon']}", flush=True)
+        main = run.loss.metrics[0]
+        print(f"{arm}, seed {seed}: {main} {found[main]:.4f} at epsilon {row['epsilon']}", flush=True)
 
 
 def run(experiment: Runs | Branches, results: Results, seeds: Sequence[int] = SEEDS) -> None:
@@ -66,10 +68,26 @@ def _run(experiment: Runs, arm: str, seed: int, results: Results) -> None:
     recipe = recipe_for(experiment.recipe, seed, experiment.arms[arm])
     with surroundings(recipe):
         trained = prepare(recipe, CPU, freezer=_pruner(recipe))
-        curve = [
-            epoch.test_accuracy for epoch in train(trained.private, trained.splits.test, device=CPU, loss=trained.loss)
-        ]
-    results.add(arm, seed, trained, curve=curve)
+        epochs = train(trained.private, trained.splits.test, device=CPU, loss=trained.loss)
+        curve = [epoch.test.figures[trained.loss.metrics[0]] for epoch in epochs if epoch.test is not None]
+        more = {} if trained.loss.real_targets else {"scaled": _with_temperature(trained)}
+    results.add(arm, seed, trained, curve=curve, **more)
+
+
+@torch.no_grad()
+def _with_temperature(run: Prepared) -> dict[str, float]:
+    """What temperature scaling makes of it: fitted on every other test example, measured on the rest."""
+    model, (x, labels) = run.private.model.eval(), run.splits.test.tensors
+    logits = run.loss.logits(torch.cat([model(some) for some in x.split(1000)]))
+    assert logits is not None
+    return scaled(logits, labels)
+
+
+def scaled(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """NLL, ECE and MCE on every second example, with the temperature that suits the others."""
+    temperature = Temperature.fit(logits[::2], labels[::2])
+    found = Calibration.of(temperature(logits[1::2]), labels[1::2])
+    return {"temperature": temperature.value, "nll": found.nll, "ece": found.ece, "mce": found.mce}
 
 
 def _branches(experiment: Branches, seed: int, results: Results) -> None:

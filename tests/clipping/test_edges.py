@@ -32,8 +32,8 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients import Engine
 from hoarfrost.gradients.contributions import Contribution
 from hoarfrost.info import RunInfo
-from tests.gradients.test_sensitivity import MODELS
 from tests.support.engines import announce
+from tests.support.every_way import MODELS
 
 STYLES: dict[str, Callable[[float], Clipper]] = {
     "local": Local,

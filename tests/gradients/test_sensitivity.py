@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from hoarfrost.clipping.base import GONE
 from hoarfrost.gradients import contributions, costs
 from hoarfrost.masks import resolve_mask
-from tests.gradients.settings import Bare, Scale, Tied
+from tests.gradients.settings import Tied
 from tests.support.engines import clipped_sums, engine_for, flat
+from tests.support.every_way import MODELS
 
 C = 0.7
 ALLOWED = C * (1 + 1e-5)
@@ -38,18 +39,6 @@ HOSTILE: dict[str, Callable[[Tensor], Tensor]] = {
     "NaN": lambda x: torch.full_like(x, torch.nan),
     "one coordinate": lambda x: torch.zeros_like(x).index_fill(-1, torch.tensor([1]), 1e6),
     "cancelling": pairs_that_cancel,
-}
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
-    "linear, no activation": (lambda: nn.Linear(6, 5), (6,)),
-    "sequence (Gram)": (lambda: nn.Linear(40, 50, bias=False), (4, 40)),
-    "sequence (written)": (lambda: nn.Linear(3, 4), (30, 3)),
-    "convolution (written)": (lambda: nn.Conv2d(4, 4, 3, padding=1), (4, 6, 6)),
-    "convolution (pixels)": (lambda: nn.Conv2d(40, 48, 3, padding=1), (40, 4, 4)),
-    "norms": (lambda: nn.Sequential(nn.Conv1d(4, 6, 2), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6)),
-    "bare parameters": (Bare, (5, 3)),
-    "fallback": (Scale, (4, 5)),
-    "layer twice": (lambda: nn.Sequential(layer := nn.Linear(6, 6), nn.ReLU(), layer), (6, 6)),
 }
 
 

@@ -115,7 +115,7 @@ def figure(name: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         text = "–"
     else:
-        text = percent(value) if name == "accuracy" else f"{value:.3g}"
+        text = percent(value) if name in ("accuracy", "ece") else f"{value:.3g}"
     return f"{LABELS.get(name, name)} {text}"
 
 
@@ -123,7 +123,7 @@ def main_figures(metric: str, figures: Mapping[str, float]) -> str:
     """The metric that a task is judged by, and the one beside it if it is known.
 
     >>> main_figures("accuracy", {"loss": 0.3, "accuracy": 0.9562, "ece": 0.0345}), main_figures("mse", {})
-    ('accuracy 95.6 % (ECE 0.0345)', 'MSE –')
+    ('accuracy 95.6 % (ECE 3.5 %)', 'MSE –')
     """
     beside = BESIDE.get(metric, "")
     more = f" ({figure(beside, figures[beside])})" if beside in figures else ""

@@ -49,7 +49,7 @@ def test_it_says_what_was_reached_and_what_was_spent(tmp_path: Path, recipe: str
     result = CliRunner().invoke(app, ["train", recipe, "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert "epoch 2/2  step 7/7" in result.stdout
-    assert re.search(r"reached +test accuracy \d+\.\d % \(ECE \d\.\d+\) after 7 of 7 steps", result.stdout)
+    assert re.search(r"reached +test accuracy \d+\.\d % \(ECE \d+\.\d %\) after 7 of 7 steps", result.stdout)
     assert re.search(r"spent +epsilon [\d.]+ at delta 0\.0001 \(rdp accountant\)", result.stdout)
     assert "of any outcome by a factor of at most e^" in result.stdout
     assert "\x1b" not in result.output

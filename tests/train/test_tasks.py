@@ -21,7 +21,7 @@ from hoarfrost.data import Splits
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.measure import Calibration, read_calibration
 from hoarfrost.registry import component, forget
-from hoarfrost.train import Progress, RunResult, resume, run, to_toml
+from hoarfrost.train import Progress, RunResult, formatting, resume, run, to_toml
 from hoarfrost.train.evaluation import Average
 from tests.support.recipes import tiny
 
@@ -123,7 +123,7 @@ def test_the_calibration_is_that_of_the_weights_on_the_test_set(tmp_path: Path, 
     assert read_calibration(result.folder).ece == result.test_metrics["ece"]
     assert (result.folder / "reliability.svg").read_text().lstrip().startswith("<?xml")
     accuracy = f"{100 * expected.accuracy:.1f} %"
-    assert f"test accuracy {accuracy} (ECE {expected.ece:.3g}) after 40 of 40 steps" in result.summary()
+    assert f"test accuracy {accuracy} (ECE {formatting.percent(expected.ece)}) after 40 of 40 steps" in result.summary()
 
 
 def test_without_matplotlib_the_run_goes_on_and_says_what_draws(

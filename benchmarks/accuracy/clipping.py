@@ -77,6 +77,11 @@ EXPERIMENTS: dict[str, Runs] = {
             ),
         },
     ),
+    "clipping-noise": Runs(
+        "CIFAR-10, local clipping, R 1.5, lr 0.05, noise multiplier σ",
+        "cifar10-clipping",
+        {f"σ {sigma}": (f"privacy.noise_multiplier={sigma}",) for sigma in ("0", "0.65", "1.3", "2.6")},
+    ),
     "clipping-wine": Runs(
         "Wine quality, ε 4",
         "wine-clipping",

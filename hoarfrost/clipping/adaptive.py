@@ -67,7 +67,7 @@ class Adaptive(FlatStyle):
         validate.probability(quantile=self.quantile, cost=self.cost)
         validate.positive(start=self.start, rate=self.rate)
         validate.finite(start=self.start, rate=self.rate)
-        if self.style not in STYLES:
+        if self.style not in tuple(STYLES):
             raise InvalidValue(f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
         if not SMALLEST <= self.start <= LARGEST:
             raise InvalidValue(f"start must lie from {SMALLEST:g} to {LARGEST:g}, got {self.start}")
@@ -75,7 +75,8 @@ class Adaptive(FlatStyle):
 
     def _set(self, norm: float) -> None:
         self.norm = norm  # of the coming step
-        self._piece = Piece(norm, STYLES[self.style](norm).factors, lambda norms: _below(norms, norm), self.cost)
+        factors = STYLES[self.style](norm).factors
+        self._piece = Piece(norm, factors, lambda norms: _below(norms, norm), self.cost, alike=(Adaptive, self.style))
 
     def piece(self) -> Piece:
         return self._piece

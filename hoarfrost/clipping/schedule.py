@@ -66,9 +66,7 @@ class Schedule(Clipper):
         if not stages or not all(isinstance(stage, tuple | list) and len(stage) in (2, 3) for stage in stages):
             raise InvalidValue("a schedule has stages such as (0.95, Global(75.0)) or (0.95, Global(75.0), 0.01)")
         self.by, self.stages = by, tuple(Stage(*stage) for stage in stages)
-        self._before: tuple[Clipping, Clipping] | None = (
-            None  # the last one that was made, and with which learning rate
-        )
+        self._before: tuple[Clipping, float, Clipping] | None = None  # what a stage said last, its factor, and both
         starts = [stage.start for stage in self.stages]
         for stage in self.stages:
             check_clipper(stage.style)
@@ -134,15 +132,12 @@ class Schedule(Clipper):
     def begin(self, step: int, info: RunInfo) -> Clipping:
         stage = self._stage(step, info)
         clipping = stage.style.begin(step, info)
-        if stage.learning_rate == clipping.learning_rate:
+        rate = stage.learning_rate
+        if rate == 1:
             return clipping
-        if (
-            self._before is None
-            or self._before[0] is not clipping
-            or self._before[1].learning_rate != stage.learning_rate
-        ):
-            self._before = clipping, replace(clipping, learning_rate=stage.learning_rate * clipping.learning_rate)
-        return self._before[1]
+        if self._before is None or self._before[0] is not clipping or self._before[1] != rate:
+            self._before = clipping, rate, replace(clipping, learning_rate=rate * clipping.learning_rate)
+        return self._before[2]
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
         self._stage(step, info).style.observe(step, statistics, info)

@@ -82,8 +82,11 @@ class Adaptive(FlatStyle):
         return self._piece
 
     def follow(self, count: float, info: RunInfo) -> None:
-        share = min(1.0, max(0.0, 0.5 + count * 0.5 / MOST / info.expected_batch))  # noise alone may carry it beyond
-        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(-self.rate * (share - self.quantile)))))
+        # Noise may carry the share below 0 or above 1. It is not cut there: noise that is cut on one side has a mean,
+        # which would drive the norm away for ever where batches are small and the quantile is not 1/2.
+        share = 0.5 + count * 0.5 / MOST / info.expected_batch
+        change = min(50.0, max(-50.0, self.rate * (self.quantile - share)))  # more is beyond both ends anyway
+        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(change))))
 
     def state(self) -> dict[str, Tensor]:
         return {"norm": torch.tensor(self.norm, dtype=torch.float64)}

@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 
 from benchmarks import contenders, machine, memory, report, timing
-from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders import CONTENDERS, STYLE_CONTENDERS, STYLES
 from benchmarks.workloads import LEARNING_RATE, WORKLOADS
 
-RESULTS = Path(__file__).parent / "results" / "step.json"
+RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15
 QUICK_ROUNDS = 3
 
@@ -27,7 +27,7 @@ def main() -> None:
             "rounds": options.rounds,
             "optimizer": "SGD",
             "learning_rate": LEARNING_RATE,
-            "clip": contenders.CLIP,
+            "clip": {name: repr(style) for name, style in STYLES.items()} if options.styles else contenders.CLIP,
             "noise_multiplier": contenders.NOISE_MULTIPLIER,
         },
         "time": {},
@@ -65,7 +65,7 @@ def _skipped(console: Console, workload: str, names: list[str]) -> dict[str, str
 
 def _time(console: Console, workload: str, names: list[str], rounds: int) -> report.Figures:
     with console.status(f"{workload}: setting up") as status:
-        built = {name: CONTENDERS[name](WORKLOADS[workload]) for name in names}
+        built = {name: (CONTENDERS | STYLE_CONTENDERS)[name](WORKLOADS[workload]) for name in names}
         seconds = timing.take_turns(built, rounds, tell=lambda doing: status.update(f"{workload}: {doing}"))
     figures = report.time_figures(WORKLOADS[workload], seconds)
     summary = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in figures.items())
@@ -90,11 +90,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--contender",
         action="append",
-        choices=list(CONTENDERS),
-        help="only this one, besides plain (may be repeated)",
+        choices=[*CONTENDERS, *STYLE_CONTENDERS],
+        help="only this one, besides the one that others are compared with (may be repeated)",
     )
     parser.add_argument("--rounds", type=int, help=f"steps timed of each contender (default {ROUNDS})")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go (default %(default)s)")
+    parser.add_argument("--styles", action="store_true", help="clipping styles, compared with Local; time only")
+    parser.add_argument(
+        "--json", type=Path, help=f"where the figures go (default {RESULTS / 'step.json'}, or styles.json beside it)"
+    )
     parser.add_argument("--other", type=Path, help="another checkout of this library, timed as hoarfrost-other")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time only")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and no memory")
@@ -103,10 +106,14 @@ def _options() -> argparse.Namespace:
         parser.error(f"--rounds must be 1 or above, got {options.rounds}")
     contenders.OtherHoarfrost.folder = options.other and options.other.resolve()
     options.workload = options.workload or list(WORKLOADS)
-    asked = options.contender or list(CONTENDERS)
-    options.contender = [name for name in CONTENDERS if name in asked or name == "plain"]
+    known = STYLE_CONTENDERS if options.styles else CONTENDERS
+    asked = options.contender or list(known)
+    if unknown := set(asked) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: {'not with' if options.styles else 'only with'} --styles")
+    options.contender = [name for at, name in enumerate(known) if name in asked or at == 0]
+    options.json = options.json or RESULTS / ("styles.json" if options.styles else "step.json")
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    options.memory = options.memory and not options.quick
+    options.memory = options.memory and not options.quick and not options.styles
     return options
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 from benchmarks import versions
 from benchmarks.machine import free_memory
 from benchmarks.workloads import LEARNING_RATE, Workload
+from hoarfrost.clipping import Adaptive, Automatic, Clipper, Global, Local, PerGroup, PerLayer, Schedule
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0
@@ -84,13 +85,17 @@ class Hoarfrost:
             steps=10_000,
             noise_multiplier=NOISE_MULTIPLIER,
             delta=DELTA,
-            clip=hoarfrost.clip.Local(CLIP),
+            clip=self._clip(hoarfrost),
             freeze=self._freezer(),
         )
         self.batch: tuple[Tensor, Tensor] | None = None
 
     def _library(self) -> ModuleType:
         return import_module("hoarfrost")
+
+    def _clip(self, library: ModuleType) -> Any:
+        """Clip the whole gradient to one norm."""
+        return library.clip.Local(CLIP)
 
     def _freeze(self, model: nn.Module) -> None:
         """Leave every layer trainable."""
@@ -109,6 +114,16 @@ class Hoarfrost:
         F.cross_entropy(self.model(inputs), targets).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def _clipped(style: Clipper) -> type[Hoarfrost]:
+    """This library with that clipping style."""
+
+    class Clipped(Hoarfrost):
+        def _clip(self, library: ModuleType) -> Clipper:
+            return style
+
+    return Clipped
 
 
 class OtherHoarfrost(Hoarfrost):
@@ -238,3 +253,18 @@ CONTENDERS: dict[str, type[Contender]] = {
     "opacus-hooks": OpacusHooks,
     "opacus-ghost": OpacusGhost,
 }
+
+STYLES: dict[str, Clipper] = {
+    "local": Local(CLIP),
+    "local-again": Local(CLIP),
+    "per-layer": PerLayer(Local(CLIP)),
+    "per-group": PerGroup({"*weight": Local(CLIP), "*bias": Global(CLIP)}),
+    "global": Global(CLIP),
+    "automatic": Automatic(CLIP),
+    "adaptive": Adaptive(start=CLIP),
+    "per-layer-adaptive": PerLayer(Adaptive(start=CLIP)),
+    "schedule": Schedule((0, Local(CLIP), 0.5), (5_000, Global(CLIP)), by="step"),
+}
+"""Clipping styles that are compared with the first of them. The second is the first once more: what chance does."""
+
+STYLE_CONTENDERS: dict[str, type[Contender]] = {name: _clipped(style) for name, style in STYLES.items()}

@@ -39,7 +39,8 @@ def memory_figures(added: dict[str, int]) -> Figures:
 
 
 def show_time(console: Console, figures: dict[str, Figures]) -> None:
-    table = _table("Time of a step", "ms", "x plain", "at best")
+    first = next(iter(next(iter(figures.values()))))
+    table = _table("Time of a step", "ms", f"x {first}", "at best")
     for workload, contenders in figures.items():
         _heading(table, WORKLOADS[workload].title)
         for name, row in contenders.items():

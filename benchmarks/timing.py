@@ -10,7 +10,7 @@ from benchmarks.contenders import Contender
 
 WARM_UPS = 2
 SLOW = 5.0
-"""A contender that takes more than this many plain steps runs only in the first few rounds."""
+"""A contender that takes more than this many steps of the first one runs only in the first few rounds."""
 SLOW_ROUNDS = 2
 
 Seconds = dict[str, list[float]]
@@ -19,12 +19,13 @@ Seconds = dict[str, list[float]]
 def take_turns(
     contenders: Mapping[str, Contender], rounds: int, tell: Callable[[str], None] = lambda _: None
 ) -> Seconds:
-    """The seconds of each contender's steps, one per round; ``contenders`` must include "plain"."""
+    """The seconds of each contender's steps, one per round; the first contender is what others are compared with."""
     warm: dict[str, float] = {}
     for name, contender in contenders.items():
         tell(f"warming up {name}")
         warm[name] = [_seconds(contender) for _ in range(WARM_UPS)][-1]
-    slow = {name for name in contenders if warm[name] > SLOW * warm["plain"]}
+    first = next(iter(contenders))
+    slow = {name for name in contenders if warm[name] > SLOW * warm[first]}
 
     seconds: Seconds = {name: [] for name in contenders}
     order = random.Random(0)
@@ -38,9 +39,9 @@ def take_turns(
 
 
 def ratios(seconds: Seconds) -> dict[str, tuple[float, float]]:
-    """Each contender's time in plain steps: the ratio of the medians, and of the fastest steps."""
-    plain = seconds["plain"]
-    return {name: (median(s) / median(plain), min(s) / min(plain)) for name, s in seconds.items()}
+    """Each contender's time in steps of the first one: the ratio of the medians, and of the fastest steps."""
+    first = next(iter(seconds.values()))
+    return {name: (median(s) / median(first), min(s) / min(first)) for name, s in seconds.items()}
 
 
 def _seconds(contender: Contender) -> float:

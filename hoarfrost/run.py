@@ -208,6 +208,8 @@ class Private:
     def _begin_batch(self) -> None:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is charged for."""
         check_finite(self.model, self.steps_taken)
+        if self.account.next_step == 0:  # what these weights have behind them is known now, and nothing is charged yet
+            self.optimizer.engine.clipper.check(self.info())
         self._make_due_releases()
         self.account.reserve()
 

@@ -18,7 +18,18 @@ import hoarfrost
 from hoarfrost import budget
 from hoarfrost.audit import battery
 from hoarfrost.budget import Account, Gaussian, PlannedRelease
-from hoarfrost.clipping import Block, Clipper, Clipping, Local, Statistic
+from hoarfrost.clipping import (
+    Adaptive,
+    Block,
+    Clipper,
+    Clipping,
+    FlatStyle,
+    Global,
+    Local,
+    PerGroup,
+    Piece,
+    Statistic,
+)  # fmt: skip
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.freezing import Freezer, Largest, Layers, Live, Random, RandomTensors, Ranked, RunInfo
 from hoarfrost.gradients import Engine
@@ -131,7 +142,7 @@ class TooLong(Broken):
 
 class SmallBound(Broken):
     def begin(self, step: int, info: RunInfo) -> Clipping:
-        long = Statistic("long", lambda norms: (norms[:, 0] > 1).float(), bound=0.5)
+        long = Statistic("long", lambda norms: (norms[:, 0] - 1).clamp(0, 1), bound=0.5)
         return Clipping.flat(info.shapes, 1.0, self.rule, (long,))
 
 
@@ -139,6 +150,34 @@ class RelativeStatistic(Broken):
     def begin(self, step: int, info: RunInfo) -> Clipping:
         long = Statistic("long", lambda norms: (norms[:, 0] > norms[:, 0].nanmean()).float(), bound=1.0)
         return Clipping.flat(info.shapes, 1.0, self.rule, (long,))
+
+
+class Jumping(Broken):
+    def rule(self, norms: Tensor) -> Tensor:
+        return (norms <= 1).to(norms.dtype)
+
+
+class JumpingFar(Broken):
+    """Where the first batches of a run are not tried."""
+
+    def rule(self, norms: Tensor) -> Tensor:
+        return super().rule(norms) * (norms < 30)
+
+
+class JumpingCount(Broken):
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        short = Statistic("short", lambda norms: (norms[:, 0] <= 2).float() - 0.5, bound=0.5)
+        return Clipping.flat(info.shapes, 1.0, self.rule, (short,))
+
+
+class JumpingBetween(Broken):
+    """Drops examples whose first layer has the longer gradient: it jumps, and not if all blocks grow alike."""
+
+    def rule(self, norms: Tensor) -> Tensor:
+        return super().rule(norms) * (norms[:, :1] <= norms[:, -1:])
+
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        return Clipping(tuple(Block(name, (name,), 1.0) for name in info.shapes), self.rule)
 
 
 class Unrestored(FollowsQuantile):
@@ -206,6 +245,10 @@ CLIPPER_FAULTS = [
     (TooLong, "the rule keeps up to 2 .*times the bound"),
     (SmallBound, "statistic 'long' is up to 1, above its bound 0.5"),
     (RelativeStatistic, "statistic 'long' gives an example another value when other examples are in the batch"),
+    (Jumping, r"the clipping's rule jumps.*Let it fall over a width.*Clipping\(jumps=True\)"),
+    (JumpingFar, "the clipping's rule jumps"),
+    (JumpingBetween, "the clipping's rule jumps"),
+    (JumpingCount, "statistic 'short' jumps.*Let it fall over a width"),
     (Unrestored, r"goes on from a checkpoint clips otherwise.*take it back in load_state\(\)"),
     (NumbersAsState, r"state\(\).*torch\.tensor"),
     (SharesState, r"what one run observes changes the clipping of another one.*fresh\(\)"),
@@ -222,6 +265,53 @@ CLIPPER_FAULTS = [
 def test_faults_of_clippers_are_found(kind: Callable[[], Clipper], message: str) -> None:
     with pytest.raises(ContractBroken, match=message):
         check_clipper(kind())
+
+
+@pytest.mark.parametrize("kind", [Jumping, JumpingFar, JumpingBetween, JumpingCount])
+def test_a_jump_is_found_without_any_step_and_told_once(kind: Callable[[], Clipper]) -> None:
+    with pytest.raises(ContractBroken) as caught:
+        check_clipper(kind())
+    (finding,) = caught.value.findings
+    assert "jumps" in finding
+    assert "NotPrivate" not in finding
+
+
+def test_a_jump_that_is_stated_passes() -> None:
+    class Stated(Jumping):
+        def begin(self, step: int, info: RunInfo) -> Clipping:
+            return replace(super().begin(step, info), jumps=True)
+
+    with pytest.warns(UserWarning, match="for analysis, not for release"):
+        check_clipper(Stated())
+
+
+def two_layers() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.body, model.head = nn.Linear(4, 4), nn.Linear(4, 2)
+    return model
+
+
+def test_groups_are_checked_on_the_models_that_they_name() -> None:
+    groups = {"body.*": Local(1.0), "head.weight": Global(0.4), "head.bias": Adaptive(start=0.3, cost=0.1)}
+    models = [(two_layers(), torch.randn(6, 4))]
+    for noise in ("equal", "proportional"):
+        check_clipper(PerGroup(groups, noise=noise), models=models)
+    with pytest.raises(ContractBroken, match="no trained parameter is named like the group 'body"):
+        check_clipper(PerGroup(groups))
+    with pytest.raises(ContractBroken, match=r"head\.bias is in no group"):
+        check_clipper(PerGroup({"body.*": Local(1.0), "head.weight": Global(0.4)}), models=models)
+
+
+class JumpingPiece(FlatStyle):
+    def piece(self) -> Piece:
+        return Piece(0.4, lambda norms: (norms <= 0.4).to(norms.dtype))
+
+
+def test_a_jump_of_one_group_is_found() -> None:
+    style = PerGroup({"body.*": Local(1.0), "head.*": JumpingPiece()})
+    with pytest.raises(ContractBroken, match="the clipping's rule jumps"):
+        check_clipper(style, models=[(two_layers(), torch.randn(6, 4))])
 
 
 def test_all_findings_are_told_at_once() -> None:

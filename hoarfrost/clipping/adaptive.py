@@ -67,7 +67,7 @@ class Adaptive(FlatStyle):
         validate.probability(quantile=self.quantile, cost=self.cost)
         validate.positive(start=self.start, rate=self.rate)
         validate.finite(start=self.start, rate=self.rate)
-        if self.style not in STYLES:
+        if self.style not in tuple(STYLES):
             raise InvalidValue(f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
         if not SMALLEST <= self.start <= LARGEST:
             raise InvalidValue(f"start must lie from {SMALLEST:g} to {LARGEST:g}, got {self.start}")
@@ -75,14 +75,18 @@ class Adaptive(FlatStyle):
 
     def _set(self, norm: float) -> None:
         self.norm = norm  # of the coming step
-        self._piece = Piece(norm, STYLES[self.style](norm).factors, lambda norms: _below(norms, norm), self.cost)
+        factors = STYLES[self.style](norm).factors
+        self._piece = Piece(norm, factors, lambda norms: _below(norms, norm), self.cost, alike=(Adaptive, self.style))
 
     def piece(self) -> Piece:
         return self._piece
 
     def follow(self, count: float, info: RunInfo) -> None:
-        share = min(1.0, max(0.0, 0.5 + count * 0.5 / MOST / info.expected_batch))  # noise alone may carry it beyond
-        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(-self.rate * (share - self.quantile)))))
+        # Noise may carry the share below 0 or above 1. It is not cut there: noise that is cut on one side has a mean,
+        # which would drive the norm away for ever where batches are small and the quantile is not 1/2.
+        share = 0.5 + count * 0.5 / MOST / info.expected_batch
+        change = min(50.0, max(-50.0, self.rate * (self.quantile - share)))  # more is beyond both ends anyway
+        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(change))))
 
     def state(self) -> dict[str, Tensor]:
         return {"norm": torch.tensor(self.norm, dtype=torch.float64)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +27,8 @@ SHORTEST = 1e-10
 FADES, GONE = 1e15, 1e17
 # How fast what is kept of an example may change with its norm, in bounds per relative change of the norm. Another
 # example in the batch changes how a norm is rounded, by parts in ten million; no kept length may follow that by more
-# than this many times as much.
-STEEPEST = 100.0
+# than this many times as much. It is looked for along norms that grow by this ratio.
+STEEPEST, RATIO = 100.0, 1.001
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,19 @@ class Statistic:
     def __post_init__(self) -> None:
         _check(self.name, self.bound, self.noise_weight)
 
-    def total(self, norms: Tensor) -> Tensor:
-        """The sum over examples, float64; a norm that is not a number counts as infinite."""
+    def of(self, norms: Tensor) -> Tensor:
+        """What each example adds, [examples], float64; a norm that is not a number counts as infinite."""
         # What is no number overflowed on the way: it counts as infinite, as it would have in another batch.
         values = _of_shape(
             norms.shape[:1],
             self.values(norms.nan_to_num(nan=torch.inf, posinf=torch.inf)),
             f"statistic {self.name!r}, one number per example,",
         )
-        values = torch.where(values.isnan(), 0.0, values.double())
-        return values.clamp(-self.bound, self.bound).sum()
+        return torch.where(values.isnan(), 0.0, values.double()).clamp(-self.bound, self.bound)
+
+    def total(self, norms: Tensor) -> Tensor:
+        """The sum over examples, float64."""
+        return self.of(norms).sum()
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class Clipping:
         statistics: further numbers that the same release contains.
         learning_rate: what the learning rate is multiplied by in this step.
         jumps: the rule jumps, and that is known. For analysis: see below.
+        alike: clippings with the same one do the same in units of their bounds, so that `check_rule` is for the first
+            of them alone. None: it is for each.
 
     Guarantees:
         Factors are such that factor × norm is at most the block's bound, whatever the rule says: what exceeds it is cut
@@ -120,6 +125,7 @@ class Clipping:
     statistics: tuple[Statistic, ...] = ()
     learning_rate: float = 1.0
     jumps: bool = False
+    alike: Hashable = None
 
     def __post_init__(self) -> None:
         validate.positive(learning_rate=self.learning_rate)
@@ -222,22 +228,23 @@ class Clipping:
 
     def _check_jumps(self, like: Tensor) -> None:
         """What is kept of an example, and what is counted, along norms that grow from a tenth of the bounds to ten."""
-        ratio = 1.001
-        lengths = torch.logspace(-1, 1, 4607, base=10.0, dtype=torch.float64)  # each 1.001 times the one before
+        lengths = torch.logspace(-1, 1, 4607, base=10.0, dtype=torch.float64)  # each `RATIO` times the one before
         norms = lengths[:, None] * torch.tensor(self.bounds, dtype=torch.float64)
-        norms = norms.to(like)
-        kept = (self.factors(norms) * norms) / norms.new_tensor(self.bounds)
-        found = {"a clipping's rule": kept}
+        for what in self.jumps_along(norms.to(like)):
+            raise NotPrivate(
+                f"{what} jumps: a norm that differs by a thousandth changes what is kept or counted by more than "
+                f"{STEEPEST * (RATIO - 1):g} of the bound. Other examples in the batch change how norms are "
+                "rounded, so that one of them could move others across the jump. Let it fall over a width, as "
+                "hoarfrost.clip.Global does, or state Clipping(jumps=True), for analysis"
+            )
+
+    def jumps_along(self, norms: Tensor) -> list[str]:
+        """What jumps, of rule and statistics, along rows of which each is at most `RATIO` times the one before."""
+        found = {"a clipping's rule": self.factors(norms) * norms / norms.new_tensor(self.bounds)}
         for statistic in self.statistics:
-            found[f"statistic {statistic.name!r}"] = statistic.values(norms.clone())[:, None] / statistic.bound
-        for what, values in found.items():
-            if bool((values.double().diff(dim=0).abs() > STEEPEST * (ratio - 1)).any()):
-                raise NotPrivate(
-                    f"{what} jumps: a norm that differs by a thousandth changes what is kept or counted by more than "
-                    f"{STEEPEST * (ratio - 1):g} of the bound. Other examples in the batch change how norms are "
-                    "rounded, so that one of them could move others across the jump. Let it fall over a width, as "
-                    "hoarfrost.clip.Global does, or state Clipping(jumps=True), for analysis"
-                )
+            found[f"statistic {statistic.name!r}"] = statistic.of(norms)[:, None] / statistic.bound
+        most = STEEPEST * (RATIO - 1)
+        return [what for what, values in found.items() if bool((values.double().diff(dim=0).abs() > most).any())]
 
     def stds(
         self, noise_multiplier: float, live: Iterable[str] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -28,7 +28,7 @@ class Piece:
         factors: from norms, of any shape, to factors of the same shape.
         count: from norms to numbers from -1/2 to 1/2, whose noisy sum `FlatStyle.follow` is told; None for none.
         cost: the share of the step's privacy that the count takes, if this norm is the only one.
-        jumps: as for a `Clipping`.
+        jumps, alike: as for a `Clipping`.
     """
 
     bound: float
@@ -36,6 +36,7 @@ class Piece:
     count: Callable[[Tensor], Tensor] | None = None
     cost: float = 0.0
     jumps: bool = False
+    alike: Hashable = None
 
 
 class FlatStyle(Clipper):
@@ -100,7 +101,11 @@ def compose(parts: tuple[tuple[str, tuple[str, ...], Piece], ...], noise: NoiseL
         for column, ((name, _, piece), share) in enumerate(zip(parts, shares, strict=True))
         if piece.count is not None
     )
-    return Clipping(blocks, _rule(pieces), statistics, jumps=any(piece.jumps for piece in pieces))
+    known = all(piece.alike is not None for piece in pieces)
+    return Clipping(
+        blocks, _rule(pieces), statistics, jumps=any(piece.jumps for piece in pieces),
+        alike=tuple(piece.alike for piece in pieces) if known else None,
+    )  # fmt: skip
 
 
 def _rule(pieces: list[Piece]) -> Callable[[Tensor], Tensor]:

@@ -31,6 +31,7 @@ class Scope(Clipper):
             raise InvalidValue(f'noise must be "equal" or "proportional", got {self.noise!r}')
         self._own: dict[str, FlatStyle] = {}  # of each block, if its style keeps something
         self._kept: dict[str, dict[str, Tensor]] = {}  # from a checkpoint, for blocks that are not known yet
+        self._found: tuple[RunInfo, Mapping[str, tuple[tuple[str, ...], FlatStyle]]] | None = None
 
     @abstractmethod
     def blocks(self, info: RunInfo) -> Mapping[str, tuple[tuple[str, ...], FlatStyle]]:
@@ -40,7 +41,10 @@ class Scope(Clipper):
         self.blocks(info)
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
-        parts = ((name, names, self._style(name, style).piece()) for name, (names, style) in self.blocks(info).items())
+        if self._found is None or self._found[0] is not info:  # names are matched once for a run, not in every step
+            self._found = info, self.blocks(info)
+        blocks = self._found[1]
+        parts = ((name, names, self._style(name, style).piece()) for name, (names, style) in blocks.items())
         return compose(tuple(parts), self.noise)
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
@@ -49,7 +53,8 @@ class Scope(Clipper):
                 style.follow(statistics[count_of(name)], info)
 
     def state(self) -> dict[str, Tensor]:
-        return {f"{name}/{key}": value for name, style in self._own.items() for key, value in style.state().items()}
+        found = {**self._kept, **{name: style.state() for name, style in self._own.items()}}
+        return {f"{name}/{key}": value for name, state in found.items() for key, value in state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self._own, self._kept = {}, {}
@@ -137,6 +142,10 @@ class PerGroup(Scope):
         if not isinstance(self.groups, Mapping) or not self.groups:
             raise InvalidValue(
                 f"groups maps patterns of names to styles, such as '*.bias': Local(0.3), got {self.groups!r}"
+            )
+        if not all(isinstance(pattern, str) for pattern in self.groups):
+            raise InvalidValue(
+                f"the patterns of groups are text, such as '*.bias', got {', '.join(map(repr, self.groups))}"
             )
         self.groups = {pattern: _flat(style, f"the group {pattern!r}") for pattern, style in self.groups.items()}
 

@@ -251,7 +251,9 @@ class Engine:
         clipping = self.clipper.begin(self.step(), self.info())
         if self.clipping is None or clipping is not self.clipping:
             encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
-            self.clipping, self._rows_checked = check_clipping(clipping, self.clipper, encoded), 0
+            alike = self.clipping is not None and clipping.alike is not None and clipping.alike == self.clipping.alike
+            self.clipping = check_clipping(clipping, self.clipper, encoded)
+            self._rows_checked = self._rows_checked if alike else 0
             if clipping.jumps and not self._jumps_told:
                 self._jumps_told = True
                 warnings.warn(

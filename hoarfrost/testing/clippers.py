@@ -44,8 +44,9 @@ def check_clipper(
     Checked are:
 
     - The contract: `begin` is a function of step and of what `observe` was told, and changes nothing; its clipping
-      covers all parameters; rule and statistics treat every example on its own and keep to their bounds; state comes
-      back from a checkpoint; runs share nothing; the ``repr`` shows the settings, and nothing that changes.
+      covers all parameters; rule and statistics treat every example on its own, keep to their bounds and do not jump
+      (unless `Clipping.jumps` says so), whether one block's norm grows or all do; state comes back from a checkpoint;
+      runs share nothing; the ``repr`` shows the settings, and nothing that changes.
     - Real steps, also in chunks, with views and with frozen coordinates, against one example at a time: norms, clipped
       sums, and statistics with and without noise.
     - The audits of sensitivity, step and noise (`hoarfrost.audit`).

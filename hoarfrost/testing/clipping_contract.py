@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from hoarfrost.clipping import Clipper, Clipping
-from hoarfrost.clipping.base import check_clipping
+from hoarfrost.clipping.base import RATIO, check_clipping
 from hoarfrost.info import RunInfo
 from hoarfrost.testing import settings
 from hoarfrost.testing.findings import Findings
@@ -61,8 +63,10 @@ def _check_rule(found: Findings, clipping: Clipping) -> None:
         found.add("factors() of the clipping gives something that is not finite", "Do not override it")
     elif bool(((kept * norms)[finite] > bounds).any()):
         found.add("factors() of the clipping exceeds its bounds", "Do not override it")
+    sound = factors is not None
     for statistic in clipping.statistics:
         values = _check_rows(found, f"statistic {statistic.name!r}", statistic.values, norms, norms.shape[:1])
+        sound = sound and values is not None
         if values is not None and bool((values[finite].abs() > statistic.bound * (1 + 1e-6)).any()):
             found.add(
                 f"statistic {statistic.name!r} is up to {float(values[finite].abs().max()):.4g}, above its bound "
@@ -70,6 +74,25 @@ def _check_rule(found: Findings, clipping: Clipping) -> None:
                 "State a larger bound, or clamp the values: the library cuts them to the bound, and its sum is not "
                 "the one that was meant",
             )
+    if sound and not clipping.jumps:
+        _check_jumps(found, clipping)
+
+
+def _check_jumps(found: Findings, clipping: Clipping) -> None:
+    """Along norms from a hundredth of the bounds to a hundred: of all blocks together, and of each alone."""
+    bounds, blocks = torch.tensor(clipping.bounds, dtype=torch.float64), len(clipping.blocks)
+    lengths = torch.exp(torch.arange(math.log(1e-2), math.log(1e2), math.log(RATIO), dtype=torch.float64))
+    paths = [lengths[:, None].expand(-1, blocks)]
+    for block, others in itertools.product(range(blocks), (0.5, 2.0)) if blocks > 1 else ():
+        paths.append(torch.full((len(lengths), blocks), others, dtype=torch.float64))
+        paths[-1][:, block] = lengths
+    for what in {what for path in paths for what in clipping.jumps_along((path * bounds).float())}:
+        found.add(
+            f"{what.replace('a clipping', 'the clipping')} jumps: a norm that differs by a thousandth changes what is "
+            "kept or counted by more than a tenth of the bound",
+            "Let it fall over a width, as hoarfrost.clip.Global does: one example changes how the others' norms are "
+            "rounded, and could carry many across a jump. For analysis, state Clipping(jumps=True)",
+        )
 
 
 def _check_rows(

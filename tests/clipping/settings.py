@@ -133,8 +133,8 @@ def followed(start: float, counts: list[float], batch: float, quantile: float, r
     """The norm after these noisy counts."""
     norm = start
     for count in counts:
-        share = max(0.0, min(1.0, count / 0.99 / batch + 0.5))
-        norm *= math.exp(-rate * (share - quantile))
+        change = -rate * (count / 0.99 / batch + 0.5 - quantile)
+        norm = min(1e10, max(1e-10, norm * math.exp(max(-50.0, min(50.0, change)))))
     return norm
 
 

@@ -23,6 +23,7 @@ from hoarfrost.clipping import (
     Local,
     PerGroup,
     PerLayer,
+    Schedule,
     Statistic,
 )  # fmt: skip
 from hoarfrost.clipping import base as clipping_base
@@ -244,3 +245,70 @@ def test_every_style_of_the_library_is_lipschitz_at_every_bound() -> None:
             for statistic in clipping.statistics:
                 change = statistic.values(near) - statistic.values(norms.clone())
                 assert float(change.abs().max()) <= 50e-6, (name, bound)
+
+
+def test_a_statistic_that_is_cut_to_its_bound_does_not_jump() -> None:
+    """Far above its bound it grows fast, and what is released of it does not grow at all."""
+    length = Statistic("length", lambda norms: norms[:, 0], 0.01)
+    clipping = Clipping.flat(["weight"], 1.0, Local(1.0).factors, (length,))
+    clipping.check_rule(torch.ones(3, 1))
+
+
+# Rules are tried in the first batches, and again when they may have changed.
+
+
+class Counted(Bench):
+    """How often rules were tried in a run of so many steps."""
+
+    def tried(self, style: Clipper, steps: int, patch: pytest.MonkeyPatch) -> list[int]:
+        found: list[int] = []
+        original = Clipping.check_rule
+
+        def check_rule(clipping: Clipping, norms: Tensor) -> None:
+            found.append(at)
+            original(clipping, norms)
+
+        patch.setattr(Clipping, "check_rule", check_rule)
+        engine = self.engine
+        engine.clipper, engine.step = style.fresh(), lambda: at
+        for at in range(steps):
+            announce(engine, 4)
+            engine.model(self.example.expand(4, *self.example.shape[1:])).flatten(1).sum(1).sum().backward()
+            total = engine.release()
+            assert total is not None
+            if total.statistics:
+                told = {name: float(value) for name, value in total.statistics.items()}
+                engine.clipper.observe(at, told, engine.info())
+        return found
+
+
+class EveryStepAnew(Clipper):
+    """A clipping of its own for every step, of which it does not say that they are alike."""
+
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        return Clipping.flat(info.shapes, 1.0 + step, lambda norms: (1 / norms).clamp(max=1))
+
+
+LATER = Schedule((0, Adaptive()), (4, Adaptive(style="global")), (8, Adaptive(start=0.1), 0.5), by="step")
+TRIED: dict[str, tuple[Clipper, list[int]]] = {
+    "local": (Local(1.0), [0, 1, 2]),
+    "adaptive": (Adaptive(), [0, 1, 2]),
+    "adaptive layers": (PerLayer(Adaptive()), [0, 1, 2]),
+    "adaptive groups": (PerGroup({"*.weight": Adaptive(), "*.bias": Adaptive(style="global")}), [0, 1, 2]),
+    "stages": (LATER, [0, 1, 2, 4, 5, 6, 8, 9, 10]),
+    "anew": (EveryStepAnew(), list(range(12))),
+}
+
+
+@pytest.mark.parametrize("case", TRIED)
+def test_rules_that_say_that_they_are_alike_are_tried_in_the_first_batches_alone(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    style, wanted = TRIED[case]
+    assert Counted("linear", "sum").tried(style, 12, monkeypatch) == wanted
+
+
+def test_a_jump_in_a_later_stage_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    style = Schedule((0, Adaptive()), (5, Jumping()), by="step")
+    with pytest.raises(NotPrivate, match="rule jumps"):
+        Counted("linear", "sum").tried(style, 12, monkeypatch)

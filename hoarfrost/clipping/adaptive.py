@@ -81,8 +81,12 @@ class Adaptive(FlatStyle):
         return self._piece
 
     def follow(self, count: float, info: RunInfo) -> None:
-        share = min(1.0, max(0.0, 0.5 + count * 0.5 / MOST / info.expected_batch))  # noise alone may carry it beyond
-        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(-self.rate * (share - self.quantile)))))
+        share = 0.5 + count * 0.5 / MOST / info.expected_batch
+        # Noise may carry it beyond what a share can be. Cut on both sides of the quantile alike: cut to [0, 1], pure
+        # noise would have a mean of 1/2, and the norm would run away from any quantile that is farther out.
+        beyond = min(1.0, max(-1.0, share - self.quantile))
+        factor = math.exp(min(50.0, max(-50.0, -self.rate * beyond)))  # 50: from one end of its range to the other
+        self._set(min(LARGEST, max(SMALLEST, self.norm * factor)))
 
     def state(self) -> dict[str, Tensor]:
         return {"norm": torch.tensor(self.norm, dtype=torch.float64)}

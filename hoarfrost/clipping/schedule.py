@@ -134,14 +134,11 @@ class Schedule(Clipper):
     def begin(self, step: int, info: RunInfo) -> Clipping:
         stage = self._stage(step, info)
         clipping = stage.style.begin(step, info)
-        if stage.learning_rate == clipping.learning_rate:
+        if stage.learning_rate == 1:
             return clipping
-        if (
-            self._before is None
-            or self._before[0] is not clipping
-            or self._before[1].learning_rate != stage.learning_rate
-        ):
-            self._before = clipping, replace(clipping, learning_rate=stage.learning_rate * clipping.learning_rate)
+        rate = stage.learning_rate * clipping.learning_rate  # a style may have one of its own: schedules nest
+        if self._before is None or self._before[0] is not clipping or self._before[1].learning_rate != rate:
+            self._before = clipping, replace(clipping, learning_rate=rate)
         return self._before[1]
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
@@ -157,9 +154,10 @@ class Schedule(Clipper):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         for number, stage in enumerate(self.stages):
             prefix = f"{number}/"
-            own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            if own:
-                stage.style.load_state(own)
+            # Also where there is nothing: a style that had nothing to keep forgets what it has learned since.
+            stage.style.load_state(
+                {k.removeprefix(prefix): value for k, value in state.items() if k.startswith(prefix)}
+            )
 
     def fresh(self) -> Clipper:
         return type(self)(*((s.start, s.style.fresh(), s.learning_rate) for s in self.stages), by=self.by)

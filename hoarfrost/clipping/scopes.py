@@ -37,7 +37,7 @@ class Scope(Clipper):
         """The blocks by name: their parameters and their style."""
 
     def check(self, info: RunInfo) -> None:
-        self.blocks(info)
+        self.begin(0, info)
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
         parts = ((name, names, self._style(name, style).piece()) for name, (names, style) in self.blocks(info).items())
@@ -49,7 +49,8 @@ class Scope(Clipper):
                 style.follow(statistics[count_of(name)], info)
 
     def state(self) -> dict[str, Tensor]:
-        return {f"{name}/{key}": value for name, style in self._own.items() for key, value in style.state().items()}
+        own = {name: style.state() for name, style in self._own.items()}
+        return {f"{name}/{key}": value for name, kept in {**self._kept, **own}.items() for key, value in kept.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self._own, self._kept = {}, {}

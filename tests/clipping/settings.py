@@ -133,8 +133,8 @@ def followed(start: float, counts: list[float], batch: float, quantile: float, r
     """The norm after these noisy counts."""
     norm = start
     for count in counts:
-        share = max(0.0, min(1.0, count / 0.99 / batch + 0.5))
-        norm *= math.exp(-rate * (share - quantile))
+        above = max(-1.0, min(1.0, count / 0.99 / batch + 0.5 - quantile))
+        norm *= math.exp(-rate * above)
     return norm
 
 

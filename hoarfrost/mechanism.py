@@ -76,7 +76,7 @@ class GaussianMechanism:
             raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
         values = {name: _at(asked[name], total.sums.get(name), t) for name, t in encoded.items()}
         stds = {name: block_stds[clipping.block_of[name]] for name in encoded}
-        device = next(iter(like.values())).device
+        device = next((t.device for t in like.values()), torch.device("cpu"))
         counts = [total.statistics.get(statistic.name, 0.0) for statistic in clipping.statistics]
         noisy = [torch.as_tensor(count, dtype=torch.float64, device=device).clone() for count in counts]
         # In one draw: a joint release.

@@ -13,9 +13,14 @@ from hoarfrost.errors import InvalidValue
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidValue(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidValue(
+            f"{name} must be a number that fits a float, not one of {int(value).bit_length()} bits"
+        ) from None
 
 
 def positive(**values: object) -> None:

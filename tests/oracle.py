@@ -90,7 +90,7 @@ class Clipped:
 def clip(per_example: list[dict[str, Tensor]], rule: Rule) -> Clipped:
     """Every example by itself: norms of its blocks, a factor for each of them, and then the sum.
 
-    An example with a norm that is no finite number contributes nothing to any block.
+    An example with a norm that is no finite number contributes nothing to any block, and counts as infinite in each.
     """
     sums = {name: torch.zeros_like(g) for name, g in per_example[0].items()}
     counts = dict.fromkeys(rule.counts, 0.0)
@@ -105,7 +105,7 @@ def clip(per_example: list[dict[str, Tensor]], rule: Rule) -> Clipped:
                 if factor and name in gradient:
                     sums[name] += factor * gradient[name]
         for name, count in rule.counts.items():
-            found = count.of([math.inf if math.isnan(length) else length for length in norms])
+            found = count.of(norms if finite else [math.inf] * len(norms))
             counts[name] += max(-count.bound, min(count.bound, found))
         every_norm.append(norms)
         every_factor.append(factors)

@@ -94,7 +94,7 @@ class Statement:
             "seeded": self.seeded,
             "warning": SEEDED if self.seeded else None,
             "releases": [event.as_dict() for event in self.releases],
-            "notes": list(self.notes),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 

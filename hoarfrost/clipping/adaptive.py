@@ -82,11 +82,12 @@ class Adaptive(FlatStyle):
         return self._piece
 
     def follow(self, count: float, info: RunInfo) -> None:
-        # Noise may carry the share below 0 or above 1. It is not cut there: noise that is cut on one side has a mean,
-        # which would drive the norm away for ever where batches are small and the quantile is not 1/2.
         share = 0.5 + count * 0.5 / MOST / info.expected_batch
-        change = min(50.0, max(-50.0, self.rate * (self.quantile - share)))  # more is beyond both ends anyway
-        self._set(min(LARGEST, max(SMALLEST, self.norm * math.exp(change))))
+        # Noise may carry it beyond what a share can be. Cut on both sides of the quantile alike: cut to [0, 1], pure
+        # noise would have a mean of 1/2, and the norm would run away from any quantile that is farther out.
+        beyond = min(1.0, max(-1.0, share - self.quantile))
+        factor = math.exp(min(50.0, max(-50.0, -self.rate * beyond)))  # 50: from one end of its range to the other
+        self._set(min(LARGEST, max(SMALLEST, self.norm * factor)))
 
     def state(self) -> dict[str, Tensor]:
         return {"norm": torch.tensor(self.norm, dtype=torch.float64)}

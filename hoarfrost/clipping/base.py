@@ -62,29 +62,39 @@ class Statistic:
             example's norms alone.
         bound: the most that one example's number may be in magnitude; what is larger is cut to it.
         noise_weight: as for a `Block`.
+        block: the block that it is about, if it is about one: while that is frozen, `Clipper.observe` is not told of
+            it. Norms of what is frozen are 0, which says nothing of what they will be.
     """
 
     name: str
     values: Callable[[Tensor], Tensor]
     bound: float
     noise_weight: float = 1.0
+    block: str | None = None
 
     def __post_init__(self) -> None:
         _check(self.name, self.bound, self.noise_weight)
 
     def of(self, norms: Tensor) -> Tensor:
-        """What each example adds, [examples], float64; a norm that is not a number counts as infinite."""
+        """What each example adds, [examples], float64. A norm that is not a number counts as infinite, and so do those
+        beside it.
+        """
         # What is no number overflowed on the way: it counts as infinite, as it would have in another batch.
-        values = _of_shape(
-            norms.shape[:1],
-            self.values(norms.nan_to_num(nan=torch.inf, posinf=torch.inf)),
-            f"statistic {self.name!r}, one number per example,",
-        )
-        return torch.where(values.isnan(), 0.0, values.double()).clamp(-self.bound, self.bound)
+        norms = norms.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        values, left = self._cut(norms), _fade(norms).squeeze(1).double()
+        if bool((left < 1).any()):
+            # Where the longest block overflows, the others may be no numbers in one batch and short in its neighbour.
+            values = left * values + (1 - left) * self._cut(torch.full_like(norms, torch.inf))
+        return values
 
     def total(self, norms: Tensor) -> Tensor:
         """The sum over examples, float64."""
         return self.of(norms).sum()
+
+    def _cut(self, norms: Tensor) -> Tensor:
+        what = f"statistic {self.name!r}, one number per example,"
+        values = _of_shape(norms.shape[:1], self.values(norms.clone()), what)
+        return torch.where(values.isnan(), 0.0, values.double()).clamp(-self.bound, self.bound)
 
 
 @dataclass(frozen=True)
@@ -175,11 +185,8 @@ class Clipping:
         most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms.clamp(min=SHORTEST)
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
-        # By the longest block: where that overflows, others may be finite in one batch and not in its neighbour.
-        slope = 1 / math.log(GONE / FADES)
-        fade = (math.log(GONE) * slope - norms.amax(1, keepdim=True).log_().mul_(slope)).clamp_(0, 1)
         # What is not a number stays so in the minimum, and an infinite norm times nothing is none: both become 0.
-        factors = torch.minimum(asked.to(norms.dtype), most).mul_(fade)
+        factors = torch.minimum(asked.to(norms.dtype), most).mul_(_fade(norms))
         return factors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
 
     def __str__(self) -> str:
@@ -245,6 +252,12 @@ class Clipping:
             found[f"statistic {statistic.name!r}"] = statistic.of(norms)[:, None] / statistic.bound
         most = STEEPEST * (RATIO - 1)
         return [what for what, values in found.items() if bool((values.double().diff(dim=0).abs() > most).any())]
+
+    def heard(self, statistics: Mapping[str, float], live: Iterable[str]) -> dict[str, float]:
+        """Those of the noisy ``statistics`` that are not about a block of which nothing is live."""
+        blocks = {self.blocks[self.block_of[name]].name for name in live if name in self.block_of}
+        about = {statistic.name: statistic.block for statistic in self.statistics}
+        return {name: value for name, value in statistics.items() if about[name] is None or about[name] in blocks}
 
     def stds(
         self, noise_multiplier: float, live: Iterable[str] | None = None
@@ -356,6 +369,15 @@ def _check(name: object, bound: float, noise_weight: float) -> None:
         raise InvalidValue(f"a block or statistic has a name, got {name!r}")
     validate.positive(bound=bound, noise_weight=noise_weight)
     validate.finite(bound=bound, noise_weight=noise_weight)
+    if bound > FADES:  # sums of such numbers overflow
+        raise InvalidValue(f"a clipping norm must be at most {FADES:g}, beyond which gradients fade out, got {bound:g}")
+
+
+def _fade(norms: Tensor) -> Tensor:
+    """What is left of an example, [examples, 1]: from 1 up to `FADES` down to 0 at `GONE`."""
+    # By the longest block: where that overflows, others may be finite in one batch and not in its neighbour.
+    slope = 1 / math.log(GONE / FADES)
+    return (math.log(GONE) * slope - norms.amax(1, keepdim=True).log_().mul_(slope)).clamp_(0, 1)
 
 
 def _of_shape(shape: torch.Size, found: object, what: str) -> Tensor:

@@ -63,11 +63,15 @@ class FlatStyle(Clipper):
     def fresh(self) -> FlatStyle:
         return self
 
+    def check(self, info: RunInfo) -> None:
+        self.begin(0, info)
+
     def begin(self, step: int, info: RunInfo) -> Clipping:
         return compose(((ALL, tuple(info.shapes), self.piece()),))
 
     def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
-        self.follow(statistics[count_of(ALL)], info)
+        if count_of(ALL) in statistics:
+            self.follow(statistics[count_of(ALL)], info)
 
 
 def count_of(block: str) -> str:
@@ -97,7 +101,7 @@ def compose(parts: tuple[tuple[str, tuple[str, ...], Piece], ...], noise: NoiseL
     shares = [piece.cost / len(pieces) if piece.count else 0.0 for piece in pieces]
     rest = 1 - math.fsum(shares)
     statistics = tuple(
-        Statistic(count_of(name), _of_column(piece.count, column), 0.5, 0.5 / math.sqrt(gradient * share / rest))
+        Statistic(count_of(name), _of_column(piece.count, column), 0.5, 0.5 / math.sqrt(gradient * share / rest), name)
         for column, ((name, _, piece), share) in enumerate(zip(parts, shares, strict=True))
         if piece.count is not None
     )

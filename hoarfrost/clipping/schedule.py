@@ -152,9 +152,10 @@ class Schedule(Clipper):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         for number, stage in enumerate(self.stages):
             prefix = f"{number}/"
-            own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            if own:
-                stage.style.load_state(own)
+            # Also where there is nothing: a style that had nothing to keep forgets what it has learned since.
+            stage.style.load_state(
+                {k.removeprefix(prefix): value for k, value in state.items() if k.startswith(prefix)}
+            )
 
     def fresh(self) -> Clipper:
         return type(self)(*((s.start, s.style.fresh(), s.learning_rate) for s in self.stages), by=self.by)

@@ -38,7 +38,7 @@ class Scope(Clipper):
         """The blocks by name: their parameters and their style."""
 
     def check(self, info: RunInfo) -> None:
-        self.blocks(info)
+        self.begin(0, info)
 
     def begin(self, step: int, info: RunInfo) -> Clipping:
         if self._found is None or self._found[0] is not info:  # names are matched once for a run, not in every step

@@ -87,6 +87,7 @@ class Engine:
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self._rows_checked = 0
         self._jumps_told = False
+        self._half_told = loss_reduction != "mean"
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
@@ -184,6 +185,7 @@ class Engine:
 
         def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
             self._join(ticket, call)
+            self._warn_of_half(gradient)
             sink(gradient, saved)
 
         return tap(output, self._anchor, joining, *inputs)
@@ -194,6 +196,7 @@ class Engine:
 
         def hook(gradient: Tensor) -> None:
             self._join(ticket, call)
+            self._warn_of_half(gradient)
             with torch.autocast(gradient.device.type, enabled=False):
                 sink(gradient)
             self._finish_later(gradient)
@@ -221,6 +224,19 @@ class Engine:
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
                 "calls into the forward of one module and make that private."
             )
+
+    def _warn_of_half(self, gradient: Tensor) -> None:
+        """A mean loss divides by the number of examples, and half precision rounds the quotient to three digits."""
+        if self._half_told or gradient.dtype not in (torch.float16, torch.bfloat16):
+            return
+        self._half_told = True
+        warnings.warn(
+            f"gradients of a mean loss in {str(gradient.dtype).removeprefix('torch.')} are rounded otherwise for every "
+            "batch size: one example more moves what each of the others contributes by up to 1 %, and with clipping "
+            "that falls over a width (Global, Adaptive) by up to 10 % of the bound. The stated epsilon holds as far as "
+            'that is neglected. Add the losses of a batch up instead, with loss_reduction="sum"',
+            stacklevel=2,
+        )
 
     @contextmanager
     def running(self, rows: int) -> Iterator[None]:

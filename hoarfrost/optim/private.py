@@ -152,7 +152,8 @@ class PrivateOptimizer(Optimizer):
         else:
             noisy = self.mechanism.release(total, wanted, masks)
         gradients = noisy.values
-        torch._foreach_div_(list(gradients.values()), self.expected_batch)
+        if gradients:  # or nothing is trained in this step
+            torch._foreach_div_(list(gradients.values()), self.expected_batch)
         if everywhere:
             assert self.controller is not None
             self.controller.observe(step, gradients)
@@ -161,7 +162,8 @@ class PrivateOptimizer(Optimizer):
                 found, mask = gradients[name], masks[name]
                 p.grad = (_zero_frozen(found, mask) if everywhere else _scattered(found, mask, p)).to(p.dtype)
         if noisy.statistics:
-            self.engine.clipper.observe(step, noisy.statistics, info)
+            live = [name for name in wanted if masks[name] is not False]
+            self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), info)
         for observer in self.engine.observers:
             handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
             observer.on_release(Released(step, total.clipping, clipped, handed, noisy.statistics, noisy.stds))

@@ -133,8 +133,8 @@ def followed(start: float, counts: list[float], batch: float, quantile: float, r
     """The norm after these noisy counts."""
     norm = start
     for count in counts:
-        change = -rate * (count / 0.99 / batch + 0.5 - quantile)
-        norm = min(1e10, max(1e-10, norm * math.exp(max(-50.0, min(50.0, change)))))
+        above = max(-1.0, min(1.0, count / 0.99 / batch + 0.5 - quantile))
+        norm *= math.exp(-rate * above)
     return norm
 
 

@@ -33,6 +33,7 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients.contributions import Contribution
 from hoarfrost.info import RunInfo
 from tests.clipping.copies import Bench
+from tests.support.engines import announce
 from tests.support.every_way import MODELS
 
 STYLES: dict[str, Callable[[float], Clipper]] = {

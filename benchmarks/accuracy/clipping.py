@@ -62,6 +62,10 @@ EXPERIMENTS: dict[str, Runs] = {
             "local, R 1.5, lr 0.05": (),
             "global, R 75, lr 0.0007": (_clip("global", norm=75.0), "optimizer.lr=0.0007"),
             "local, R 75, lr 0.0007": ("clip.norm=75", "optimizer.lr=0.0007"),
+            "global, R 75, lr 0.0007, momentum 0.9": (
+                _clip("global", norm=75.0), "optimizer.lr=0.0007", "optimizer.momentum=0.9",
+            ),
+            "local, R 75, lr 0.0007, momentum 0.9": ("clip.norm=75", "optimizer.lr=0.0007", "optimizer.momentum=0.9"),
             "global, R 10, lr 0.0075": (_clip("global", norm=10.0), "optimizer.lr=0.0075"),
             "local, R 10, lr 0.0075": ("clip.norm=10", "optimizer.lr=0.0075"),
             "local, then global for 5 %": (_mixed(1.5, 75.0, 0.014),),

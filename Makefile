@@ -19,6 +19,7 @@ test-slow: $(call STAMP,dev)
 
 bench: $(call STAMP,bench)
 	$(PY) -m benchmarks
+	$(PY) -m benchmarks --styles
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

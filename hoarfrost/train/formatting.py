@@ -69,18 +69,27 @@ def delta_advice(delta: float, size: int) -> str | None:
     )
 
 
-def not_learned_advice(before: float, adaptive: bool) -> str:
-    """What to say if training did not help.
+def not_learned_advice(before: float, lowest: float, clip: str) -> str | None:
+    """What to say if training hardly helped: the test loss did not fall by a hundredth.
 
     Args:
         before: the test loss before the first step.
-        adaptive: whether to advise a clipping norm that is found while training.
+        lowest: the lowest one after an epoch.
+        clip: the kind of clipping style.
+
+    >>> not_learned_advice(2.303, 1.2, "local")
+    >>> print(not_learned_advice(2.303, 2.298, "local"))
+    the test loss, 2.303 before training, hardly fell: try a smaller learning rate, or a clipping norm that fits the ...
     """
-    found = " (clip.kind=adaptive finds one)" if adaptive else ""
-    return (
-        f"the test loss never fell below {before:.3f}, where it was before training: try a smaller learning rate, or a "
-        f"clipping norm that fits the gradients{found}"
-    )
+    if lowest < before - abs(before) / 100:
+        return None
+    hints = {
+        "global": "global clipping may have dropped nearly all gradients, which no figure may show: try a larger norm "
+        'with a smaller learning rate, or clip.kind=adaptive with clip.style="global", which finds the norm',
+        "adaptive": "try a smaller learning rate, or a larger clip.quantile",
+    }
+    usual = "try a smaller learning rate, or a clipping norm that fits the gradients (clip.kind=adaptive finds one)"
+    return f"the test loss, {before:.3f} before training, hardly fell: {hints.get(clip, usual)}"
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,6 @@ from hoarfrost.checkpoint import Checkpoint
 from hoarfrost.errors import BudgetSpent, Diverged, HoarfrostError, InvalidValue
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.schema import Recipe
-from hoarfrost.registry import components
 from hoarfrost.train import formatting
 from hoarfrost.train.evaluation import Average, evaluate
 from hoarfrost.train.folder import RunFolder
@@ -217,9 +216,9 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         finally:
             progress.stop()
     advice = [] if not_drawn is None else [not_drawn]
-    if untrained is not None and status == "completed" and lowest >= untrained:
-        adaptive = "adaptive" in components("clip") and recipe.clip.kind != "adaptive"
-        advice.append(formatting.not_learned_advice(untrained, adaptive))
+    if untrained is not None and status == "completed":
+        not_learned = formatting.not_learned_advice(untrained, lowest, recipe.clip.kind)
+        advice += [] if not_learned is None else [not_learned]
     last = records.last
     return RunResult(
         folder=folder.path,

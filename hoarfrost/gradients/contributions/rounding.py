@@ -29,9 +29,10 @@ def squares(t: Tensor) -> Tensor:
     """
     rows = t.flatten(1) if t.dim() > 1 else t[:, None]
     whole = rows.shape[1] // SHORT * SHORT
-    short = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2).double()
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
-    total: Tensor = short.square().sum(1) + rest.square()
+    total: Tensor = torch.linalg.vector_norm(rows[:, whole:] if whole else rows, dim=1).double().square_()
+    if whole:
+        short = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2).double()
+        total += short.square_().sum(1)
     return total
 
 

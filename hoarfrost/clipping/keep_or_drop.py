@@ -26,11 +26,11 @@ class Global(FlatStyle):
         edge: the width over which the factor falls, as a share of ``norm``. 0 is the paper's jump, for analysis.
 
     Guarantees:
-        One example moves the clipped sum by at most (1 - edge)·R; noise is made for R. What lies between absorbs what
-        rounding does to the other examples: with relative rounding δ of their norms, n of them at the edge move the
-        sum by n·δ·R/edge, which stays below edge·R for n·δ ≤ edge² (0.0025 by default: 25,000 examples in float32).
-        With ``edge=0`` this is lost: examples that lie at R may all change sides when one other comes or goes, and the
-        stated epsilon holds in exact arithmetic alone.
+        One example moves the clipped sum by at most (1 - edge)·R (with an edge above 1/2, by R/(4·edge)); noise is made
+        for R. What lies between absorbs what rounding does to the other examples: with relative rounding δ of their
+        norms, n of them at the edge move the sum by n·δ·R/edge, which stays below edge·R for n·δ ≤ edge² (0.0025 by
+        default: 25,000 examples in float32). With ``edge=0`` this is lost: examples that lie at R may all change sides
+        when one other comes or goes, and the stated epsilon holds in exact arithmetic alone.
 
     >>> import torch
     >>> Global(1.0, edge=0.1).factors(torch.tensor([0.5, 0.9, 0.95, 1.0, 4.0])).round(decimals=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -118,15 +119,19 @@ class Schedule(Clipper):
             return info.steps_within(stage.start) if stage.start else 0
         if info.steps is None:
             raise InvalidValue("a schedule by fractions needs to know how long the run is: give epochs= or steps=")
-        return round(stage.start * info.steps)
+        return math.floor(stage.start * info.steps + 1e-6)  # 0.29 of 100 is 28.999999999999996
 
     def check(self, info: RunInfo) -> None:
-        for stage in self.stages:
+        begins = [self.begins(stage, info) for stage in self.stages]
+        for stage, first in zip(self.stages, begins, strict=True):
             stage.style.check(info)
-            begins = self.begins(stage, info)
-            if info.steps is not None and begins >= info.steps:
+            if info.steps is not None and first >= info.steps:
+                raise InvalidValue(f"the stage {stage!r} would begin after {first} steps, and the run has {info.steps}")
+        for (stage, first), (_, then) in pairwise(zip(self.stages, begins, strict=True)):
+            # Before a run has begun, every epsilon counts as spent at once.
+            if first == then and (self.by != "epsilon" or then > 0):
                 raise InvalidValue(
-                    f"the stage {stage!r} would begin after {begins} steps, and the run has {info.steps}"
+                    f"the stage {stage!r} would have no step: it and the next one begin after {first} steps"
                 )
 
     def begin(self, step: int, info: RunInfo) -> Clipping:

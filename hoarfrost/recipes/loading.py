@@ -94,18 +94,33 @@ def to_toml(recipe: Recipe, *, explained: bool = False) -> str:
     return "\n".join(_lines(recipe, explained)) + "\n"
 
 
-def _lines(table: Table, explained: bool, above: str = "") -> Iterator[str]:
-    """A table's own values first, then the tables in it."""
-    said = [(key, value) for key, value in table if value is not None]
-    values = {key: value for key, value in said if not isinstance(value, Table | Mapping)}
-    yield from _entries(values, {key: meaning(type(table), key) for key in values} if explained else {})
-    for key, value in said:
-        if isinstance(value, Mapping):  # not within braces, which stand in one line: it may be too long to be read back
-            yield from ("", f"[{above}{key}]")
-            quoted = {as_toml(name): each for name, each in value.items()}
-            yield from _entries(quoted, dict.fromkeys(quoted, meaning(type(table), key)) if explained else {})
-        if isinstance(value, Table):
-            yield from ("", f"[{above}{key}]", *_lines(value, explained, f"{above}{key}."))
+def _lines(table: Table | Mapping[str, Any], explained: bool, above: str = "", about: str = "") -> Iterator[str]:
+    """A table's own values first, then the tables in it; none within braces, whose one line may be too long to be read.
+
+    Args:
+        above: the tables that it lies in, each with a dot behind it.
+        about: what every key of it means, if it has keys of the user's own.
+    """
+    if isinstance(table, Mapping):
+        said = {as_toml(key): value for key, value in table.items()}
+        meanings = dict.fromkeys(said, about)
+    else:
+        said = {key: value for key, value in table if value is not None}
+        meanings = {key: meaning(type(table), key) for key in said}
+    values = {
+        key: value for key, value in said.items() if not isinstance(value, Table | Mapping) and not _tables(value)
+    }
+    yield from _entries(values, meanings if explained else {})
+    for key, value in said.items():
+        if isinstance(value, Table | Mapping):
+            yield from ("", f"[{above}{key}]", *_lines(value, explained, f"{above}{key}.", meanings[key]))
+        for each in _tables(value):
+            yield from ("", f"[[{above}{key}]]", *_lines(each, explained, f"{above}{key}.", meanings[key]))
+
+
+def _tables(value: Any) -> tuple[Table, ...]:
+    """The tables of a list that holds nothing else."""
+    return value if isinstance(value, tuple) and all(isinstance(each, Table) for each in value) else ()
 
 
 def _entries(values: Mapping[str, Any], meanings: Mapping[str, str]) -> Iterator[str]:
@@ -222,9 +237,10 @@ def _followed(path: Path) -> Path:
 
 def _set(given: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    *tables, last = (part.strip() for part in key.split("."))
-    if not equals or not last or not all(tables):
+    path = _path(key) if equals else ()
+    if not path:
         raise InvalidValue(f"--set takes key=value, such as privacy.epsilon=2, got {shown(override)}")
+    *tables, last = path
     table = given
     for name in tables:
         table = table.setdefault(name, {})
@@ -241,6 +257,19 @@ def _set(given: dict[str, Any], override: str) -> None:
         for key in table.keys() - form.model_fields.keys():
             del table[key]
     table[last] = value
+
+
+def _path(key: str) -> tuple[str, ...]:
+    """The parts of a dotted key, some of them perhaps in quotes, as TOML reads it; none of what is no key."""
+    try:
+        found: Any = tomllib.loads(f"{key} = 0") if len(key) <= LONGEST_LINE and "\n" not in key else 0
+    except (ValueError, RecursionError):
+        return ()
+    path = []
+    while isinstance(found, dict):
+        ((name, found),) = found.items()
+        path.append(name)
+    return tuple(path)
 
 
 def _value(text: str) -> Any:

@@ -97,7 +97,7 @@ def _prose(of: type[Table]) -> Iterator[str]:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text  # Γ is another symbol than γ
 
 
 def _code(text: str) -> str:

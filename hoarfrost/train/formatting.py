@@ -75,21 +75,25 @@ def not_learned_advice(before: float, lowest: float, clip: str) -> str | None:
     Args:
         before: the test loss before the first step.
         lowest: the lowest one after an epoch.
-        clip: the kind of clipping style.
+        clip: the clipping style, as it describes itself.
 
-    >>> not_learned_advice(2.303, 1.2, "local")
-    >>> print(not_learned_advice(2.303, 2.298, "local"))
+    >>> not_learned_advice(2.303, 1.2, "Local(norm=1.0)")
+    >>> print(not_learned_advice(2.303, 2.298, "Local(norm=1.0)"))
     the test loss, 2.303 before training, hardly fell: try a smaller learning rate, or a clipping norm that fits the ...
     """
     if lowest < before - abs(before) / 100:
         return None
-    hints = {
-        "global": "global clipping may have dropped nearly all gradients, which no figure may show: try a larger norm "
-        'with a smaller learning rate, or clip.kind=adaptive with clip.style="global", which finds the norm',
-        "adaptive": "try a smaller learning rate, or a larger clip.quantile",
-    }
-    usual = "try a smaller learning rate, or a clipping norm that fits the gradients (clip.kind=adaptive finds one)"
-    return f"the test loss, {before:.3f} before training, hardly fell: {hints.get(clip, usual)}"
+    if "global" in clip.lower():
+        hint = (
+            "global clipping may have dropped nearly all gradients, which no figure may show: try a larger norm with a "
+            'smaller learning rate, or clip.kind=adaptive with clip.style="global" and clip.quantile=0.9, which finds '
+            "the norm"
+        )
+    elif clip.startswith("Adaptive"):
+        hint = "try a smaller learning rate, or a larger clip.quantile"
+    else:
+        hint = "try a smaller learning rate, or a clipping norm that fits the gradients (clip.kind=adaptive finds one)"
+    return f"the test loss, {before:.3f} before training, hardly fell: {hint}"
 
 
 def duration(seconds: float) -> str:

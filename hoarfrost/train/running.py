@@ -217,7 +217,7 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
             progress.stop()
     advice = [] if not_drawn is None else [not_drawn]
     if untrained is not None and status == "completed":
-        not_learned = formatting.not_learned_advice(untrained, lowest, recipe.clip.kind)
+        not_learned = formatting.not_learned_advice(untrained, lowest, private.optimizer.engine.clipper_repr)
         advice += [] if not_learned is None else [not_learned]
     last = records.last
     return RunResult(

@@ -167,9 +167,13 @@ IN_RUNS: dict[str, tuple[Any, str]] = {
         Schedule(STAGE, (2, Global(), 0.5), by="epoch"),
         r"\(2, Global\(.*\), 0.5\) would begin after 4 steps, .* has 4",
     ),
-    "a fraction that rounds to the end": (
-        Schedule(STAGE, (0.9, Global())),
-        "would begin after 4 steps, and the run has 4",
+    "two stages in one step": (
+        Schedule(STAGE, (0.3, Global()), (0.4, Local(3.0))),
+        r"the stage \(0.3, Global\(.*\)\) would have no step: it and the next one begin after 1 steps",
+    ),
+    "a first stage without a step": (
+        Schedule(STAGE, (0.2, Global())),
+        "would have no step: it and the next one begin after 0 steps",
     ),
     "groups in a schedule": (
         Schedule(STAGE, (2, PerGroup({"*.weight": Local()})), by="step"),

@@ -283,12 +283,34 @@ RECIPES = {
         data={"name": "digits", "mean": [0.5], "std": [0.25]}, privacy__seed=3,
         loop__views=4, loop__max_physical_batch=64,
     ),
+    "styles within styles": tiny(
+        clip={
+            "kind": "schedule", "starts": [0.0, 0.5],
+            "styles": [
+                {"kind": "per-group", "groups": {f"layers.{n}.*": {"kind": "adaptive"} for n in range(40)}},
+                {"kind": "per-layer", "style": {"kind": "global", "norm": 2.0}},
+            ],
+        },
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path, name: str) -> None:
     assert read_recipe(written(tmp_path, to_toml(RECIPES[name])), root="/") == RECIPES[name]
+
+
+def test_a_part_of_a_key_may_stand_in_quotes() -> None:
+    said = ["clip.kind=per-group", 'clip.groups."*.weight".kind=global', "clip.groups.'*.bias'.norm=0.3"]
+    groups = read_recipe("digits", [*said, "clip.groups.'*.bias'.kind=local"]).clip.groups
+    assert {name: style.kind for name, style in groups.items()} == {"*.weight": "global", "*.bias": "local"}
+    assert groups["*.bias"].norm == 0.3
+
+
+@pytest.mark.parametrize("override", ["a b=1", "=1", ".a=1", "a..b=1", '"a=1', "a\nb=1", "privacy"])
+def test_what_is_no_key_is_refused(override: str) -> None:
+    with pytest.raises(InvalidValue, match="--set takes key=value"):
+        read_recipe("digits", [override])
 
 
 def test_a_recipe_does_not_change_under_ones_hands() -> None:

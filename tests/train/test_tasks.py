@@ -245,9 +245,11 @@ def test_a_run_whose_test_loss_never_fell_ends_with_advice(tmp_path: Path) -> No
     assert good.advice == ()
 
 
-def test_a_run_whose_gradients_were_dropped_is_told_how_to_find_a_norm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("within", [False, True], ids=["", "layer by layer"])
+def test_a_run_whose_gradients_were_dropped_is_told_how_to_find_a_norm(tmp_path: Path, within: bool) -> None:
     """Noise alone may carry the test loss a little below what it was: that is not learning."""
-    dropping = {"kind": "global", "norm": 1e-4}
+    dropping: dict[str, Any] = {"kind": "global", "norm": 1e-4}
+    dropping = {"kind": "per-layer", "style": dropping} if within else dropping
     (advice,) = run(tiny(privacy=LONG | {"seed": 1}, clip=dropping), out=tmp_path / "run").advice
     assert 'clip.kind=adaptive with clip.style="global"' in advice
 

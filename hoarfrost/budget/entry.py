@@ -38,9 +38,19 @@ class Entry:
         return replace(self.event, steps=self.reserved)
 
     @property
+    def left(self) -> int:
+        """How many steps it may still reserve."""
+        return 0 if self.closed else self.event.steps - self.reserved
+
+    @property
     def held(self) -> Gaussian:
         """What it may still reserve, and nobody else meanwhile."""
-        return replace(self.event, steps=0 if self.closed else self.event.steps - self.reserved)
+        return replace(self.event, steps=self.left)
+
+    @property
+    def claimed(self) -> Gaussian:
+        """What it has cost and may still cost: all that others have to leave to it."""
+        return replace(self.event, steps=self.reserved + self.left)
 
     def after(self, record: Mapping[str, Any]) -> Entry:
         """The entry after one more record about it; one that does not fit is refused."""
@@ -48,7 +58,7 @@ class Entry:
         if self.closed and kind != "commit":  # of a step that was under way when somebody closed the run
             raise ValueError(f"run {self.run!r} went on after it was closed")
         match kind:
-            case "reserve" if record["steps"] <= self.held.steps:
+            case "reserve" if record["steps"] <= self.left:
                 return replace(self, reserved=self.reserved + record["steps"])
             case "commit" if self.committed + record["steps"] <= self.reserved:
                 return replace(self, committed=self.committed + record["steps"])

@@ -68,6 +68,7 @@ class Ledger:
         self._journal = Journal(self.path, key)
         self._entries: dict[int, Entry] = {}  # by the number of the record that admitted it
         self._numbers: dict[str, int] = {}  # by the run's name
+        self._ids: dict[str, int] = {}  # the same by the id
         self._unsettled = False  # what follows was broken off: memory may lack records that the file has
         self.budget: float | None = None
         self.delta = math.nan
@@ -142,7 +143,7 @@ class Ledger:
 
     def with_id(self, id: str) -> Entry | None:
         """What was admitted with that id; None if nothing was."""
-        return next((entry for entry in self.entries if entry.id == id), None)
+        return self._entries[self._ids[id]] if id in self._ids else None
 
     def owned_by(self, id: str) -> tuple[Entry, ...]:
         """The releases in addition to the steps of the run with that id."""
@@ -150,7 +151,7 @@ class Ledger:
 
     def held(self) -> tuple[Gaussian, ...]:
         """What open runs may still reserve."""
-        return tuple(entry.held for entry in self.entries if entry.held.steps)
+        return tuple(entry.held for entry in self.entries if entry.left)
 
     def epsilon(self) -> float:
         """What was spent, at the ledger's delta."""
@@ -288,7 +289,7 @@ class Ledger:
         """Whatever breaks off what is done inside (Ctrl-C, a full disk), the file is read anew the next time."""
         if self._unsettled and self._journal.damage is None:
             known = self._journal.head if self._journal.hashes else None
-            self._journal, self._entries, self._numbers = Journal(self.path, self._key), {}, {}
+            self._journal, self._entries, self._numbers, self._ids = Journal(self.path, self._key), {}, {}, {}
             self._take(self._journal.read())
             if known is not None and not self._journal.contains(known):
                 self._journal.damage = LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
@@ -320,7 +321,7 @@ class Ledger:
         if record["n"] > 0:
             entry = self._entry_after(record)
             self._entries[entry.number] = entry
-            self._numbers[entry.run] = entry.number
+            self._numbers[entry.run] = self._ids[entry.id] = entry.number
             return
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}, where this version of Hoarfrost reads {FORMAT}")
@@ -346,11 +347,11 @@ class Ledger:
             facts = {name: record[name] for name in (*kinds, "data")}
             id, owner = self._identity(record)
             return Entry(number=record["n"], id=id, owner=owner, event=event, **facts)
-        entry = self._entries[record["for"]]
         if record["kind"] != "close":
             check_steps(record["steps"])
-        after = entry.after(record)
-        check_steps(after.event.steps)
+        after = self._entries[record["for"]].after(record)
+        if record["kind"] == "extend":
+            check_steps(after.event.steps)
         return after
 
     def _identity(self, record: Mapping[str, Any]) -> tuple[str, str | None]:

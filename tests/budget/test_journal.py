@@ -305,7 +305,7 @@ def test_a_record_without_the_key_s_mac_is_refused(path: Path, mac: Any) -> None
     stranger = Journal(path)
     with stranger.locked() as writer:
         body = {"n": 5} if mac is None else {"n": 5, "mac": mac}
-        line = _encode({**body, "hash": stranger._hash({"n": 5})})
+        line = _encode({**body, "hash": stranger._hash(_encode({"n": 5}))})
         os.pwrite(writer._file, line, stranger._end)
     assert numbers(path) == [0, 1, 2, 3, 4, 5]  # the chain alone is anybody's to write
     with pytest.raises(LedgerDamaged, match="not written with this key"):

@@ -84,8 +84,7 @@ class Allowance:
     def extend(self, steps: int) -> None:
         """Asks for more steps of the same kind."""
         validate.whole(steps=steps)
-        with self.ledger._writing() as writer:
-            self.ledger._refuse_beyond_budget(replace(self.entry.event, steps=steps))
+        with self.ledger._affording(replace(self.entry.event, steps=steps)) as writer:
             self._record(writer, "extend", steps)
 
     def close(self) -> None:

@@ -47,11 +47,6 @@ class Entry:
         """What it may still reserve, and nobody else meanwhile."""
         return replace(self.event, steps=self.left)
 
-    @property
-    def claimed(self) -> Gaussian:
-        """What it has cost and may still cost: all that others have to leave to it."""
-        return replace(self.event, steps=self.reserved + self.left)
-
     def after(self, record: Mapping[str, Any]) -> Entry:
         """The entry after one more record about it; one that does not fit is refused."""
         kind = record["kind"]

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -16,7 +17,7 @@ from typing import Any
 
 from hoarfrost import validate
 from hoarfrost.budget._journal import Head, Journal, Writer
-from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter
+from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter, within
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import steps as steps_within
@@ -220,14 +221,19 @@ class Ledger:
             owner: the id of the run that this belongs to, if it is a release in addition to that run's steps.
         """
         validate.whole(steps=event.steps, ahead=ahead)
-        with self._writing() as writer:
-            run = f"run-{secrets.token_hex(4)}" if run is None else run  # not a number: other ledgers count, too
+        run = f"run-{secrets.token_hex(4)}" if run is None else run  # not a number: other ledgers count, too
+
+        def check() -> None:
             if self.find(run) is not None:
                 raise InvalidValue(f"the ledger {self.path} has a run named {run!r} already; choose another name")
             self._refuse_seeded(seeded)
             if not new_data:
                 self._refuse_other_data(data)
-            self._refuse_beyond_budget(event, instead_of)
+
+        self.refresh()
+        check()
+        with self._affording(event, instead_of) as writer:
+            check()
             record = self._append(
                 writer,
                 {
@@ -278,11 +284,35 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
-        if self.keyed and self._key is None:
-            raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
+        self._refuse_without_key()
         with self._settled(), self._journal.locked() as writer:
             self._take(writer.new)
             yield writer
+
+    @contextmanager
+    def _affording(self, event: Gaussian, instead_of: Collection[str] = ()) -> Iterator[Writer]:
+        """Writing, as soon as the event fits the budget together with all claims.
+
+        What they cost is worked out without the lock: near the budget that may take long, and all who train would wait.
+        If others were admitted meanwhile it is done again; if some were closed, what fitted fits.
+        """
+        self._refuse_without_key()
+        self.refresh()
+        while True:
+            claims = self._claims(instead_of)
+            self._refuse_beyond_budget(event, claims)
+            with self._writing() as writer:
+                if self._claims(instead_of) <= claims:
+                    yield writer
+                    return
+
+    def _claims(self, instead_of: Collection[str] = ()) -> Counter[tuple[float, float]]:
+        """How many steps of each noise multiplier and sampling rate are spent or held, but by those to be closed."""
+        total: Counter[tuple[float, float]] = Counter()
+        for entry in self._entries.values():
+            steps = entry.reserved if entry.run in instead_of else entry.reserved + entry.left
+            total[entry.event.noise_multiplier, entry.event.sample_rate] += steps
+        return total
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -382,13 +412,20 @@ class Ledger:
                 "If the data have changed, say so with --accept data"
             )
 
-    def _refuse_beyond_budget(self, event: Gaussian, instead_of: Collection[str] = ()) -> None:
+    def _refuse_without_key(self) -> None:
+        if self.keyed and self._key is None:
+            raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
+
+    def _refuse_beyond_budget(self, event: Gaussian, claims: Counter[tuple[float, float]]) -> None:
         if self.budget is None:
             return
-        others = [entry.held for entry in self.entries if entry.held.steps and entry.run not in instead_of]
-        wanted = epsilon_of((*self.spent(), *others, event), self.delta, self.accountant)
-        if wanted <= self.budget:
+        others = (
+            Gaussian(noise_multiplier=noise, sample_rate=rate, steps=steps) for (noise, rate), steps in claims.items()
+        )
+        together = (*others, event)
+        if within(together, self.budget, self.delta, self.accountant):
             return
+        wanted = epsilon_of(together, self.delta, self.accountant)
         buys = self.steps_left(event.sample_rate, event.noise_multiplier) or 0
         held = f", {rounded_up(self.epsilon_with_held())} with what open runs hold" if self.held() else ""
         raise BudgetSpent(

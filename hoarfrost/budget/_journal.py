@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hoarfrost.errors import HoarfrostError, InvalidValue, LedgerDamaged
 
 MOST_BYTES = 1 << 16  # of one record: what is longer was not written by us
 HEAD_BYTES = 160  # of the head file: 15 digits, two hashes, and room
+WORD_AFTER, GIVE_UP_AFTER = 2.0, 60.0  # seconds of waiting for a lock that others hold for milliseconds
 START = "0" * 64  # what the first record is chained to
 HASH = re.compile("[0-9a-f]{64}")
 SEAL = ("hash", "mac")  # what a record carries in addition to what it says
@@ -118,7 +120,7 @@ class Journal:
             raise self._trouble("write", error) from error
         try:
             try:
-                lock(file)
+                self._wait_for_lock(file)
                 new = self._read(file)
             except OSError as error:
                 raise self._trouble("lock and read", error) from error
@@ -158,6 +160,24 @@ class Journal:
             raise LedgerDamaged(
                 f"the ledger {self.path} was cut: it ends before record {head.number}, which its head file vouches for"
             )
+
+    def _wait_for_lock(self, file: int) -> None:
+        """Asks again and again, not the system to wait: it would neither say a word nor give up."""
+        start, pause, said = time.monotonic(), 2e-4, False
+        while not lock(file):
+            waited = time.monotonic() - start
+            if waited >= GIVE_UP_AFTER:
+                raise InvalidValue(
+                    f"another process has held the lock of the ledger {self.path} for {waited:.0f} seconds. Nothing "
+                    "was written. End or continue that process (`fuser` with the file's name shows it), and try again"
+                )
+            if waited >= WORD_AFTER and not said:
+                said = True
+                warnings.warn(
+                    f"waiting for the lock of the ledger {self.path}, which another process holds", stacklevel=2
+                )
+            time.sleep(min(pause, GIVE_UP_AFTER - waited))
+            pause = min(1.5 * pause, 0.02)
 
     def _read(self, file: int) -> list[dict[str, Any]]:
         if self.damage is not None:  # a part of it may have been read: what would follow is not the whole
@@ -297,14 +317,14 @@ def _unsealed(line: bytes, seal: Mapping[str, object], body: Mapping[str, Any]) 
     return line
 
 
-def lock(file: int, *, wait: bool = True) -> bool:
-    """Locks an open file until it is closed; says whether that worked, if it is not to wait for others."""
+def lock(file: int) -> bool:
+    """Locks an open file until it is closed; says whether that worked, or whether somebody else has locked it."""
     try:
         import fcntl
     except ImportError:
         raise HoarfrostError("ledgers need the file locks of POSIX systems (Linux, macOS)") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""How long a new run waits for a ledger with many finished ones, no two of the same kind; far from the budget, and near.
+"""How long a new run waits for a ledger with many finished runs, no two of a kind: far from the budget, and near it.
 
 Every figure is a new process's, from opening the ledger to the admission.
 """

@@ -31,6 +31,6 @@ def _measure(count: int, key: bytes | None) -> dict[str, Any]:
 
 def summary(figures: dict[str, Any]) -> str:
     return ", ".join(
-        f"{each['records']} records in {each['seconds']:.2f} s {name} ({each['processor seconds']:.2f} s of a processor)"
+        f"{each['records']} records in {each['seconds']:.2f} s {name} ({each['processor seconds']:.2f} s of work)"
         for name, each in figures.items()
     )

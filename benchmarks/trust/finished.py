@@ -7,8 +7,9 @@ from typing import Any
 from hoarfrost.budget import Gaussian, Ledger
 from hoarfrost.budget._journal import Journal
 
-RECORDS = 10  # of a run: admitted, four steps reserved and committed, closed
-STEPS = 4
+RECORDS = 10  # of a run: admitted, four times steps reserved and committed, closed
+TIMES, AHEAD = 4, 100
+STEPS = TIMES * AHEAD
 DELTA = 1e-5
 
 
@@ -38,7 +39,7 @@ def _records(number: int, event: Gaussian) -> Iterator[dict[str, Any]]:
         "code": "hoarfrost", "event": event.as_dict(), "seeded": False, "data": None, "id": f"{number:032x}",
         "owner": None,
     }  # fmt: skip
-    for _ in range(STEPS):
+    for _ in range(TIMES):
         for kind in ("reserve", "commit"):
-            yield {"kind": kind, "for": number, "steps": 1, "at": number}
+            yield {"kind": kind, "for": number, "steps": AHEAD, "at": number}
     yield {"kind": "close", "for": number, "at": number}

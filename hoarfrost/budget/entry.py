@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from hoarfrost.budget.events import Gaussian
@@ -67,3 +71,17 @@ class Entry:
 def now() -> int:
     """Whole seconds since 1970, no finer: how long a step took may tell how many examples it had."""
     return int(time.time())
+
+
+def who() -> str:
+    """Who writes a record, and where."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def code() -> str:
+    """With which versions."""
+    return f"hoarfrost {metadata.version('hoarfrost')}, torch {metadata.version('torch')}"

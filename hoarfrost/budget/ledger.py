@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import hmac
 import math
 import os
 import secrets
-import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_fi
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import steps as steps_within
-from hoarfrost.budget.entry import EARLIER_OWNER, Entry, now
+from hoarfrost.budget.entry import EARLIER_OWNER, Entry, code, now, who
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
 from hoarfrost.budget.statement import rounded_up
 from hoarfrost.epochs import check_steps
@@ -117,7 +114,7 @@ class Ledger:
             raise InvalidValue("note is a text, and seeded is True or False")
         first = {
             "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,
-            "keyed": key is not None, "seeded": seeded, "note": note, "who": _who(), "code": _code(), "at": now(),
+            "keyed": key is not None, "seeded": seeded, "note": note, "who": who(), "code": code(), "at": now(),
         }  # fmt: skip
         Journal(Path(path), key).create(first)
         return cls(path, key)
@@ -237,7 +234,7 @@ class Ledger:
             record = self._append(
                 writer,
                 {
-                    "kind": "admit", "run": run, "what": what, "who": _who(), "code": _code(), "at": now(),
+                    "kind": "admit", "run": run, "what": what, "who": who(), "code": code(), "at": now(),
                     "event": event.as_dict(), "seeded": seeded, "data": data, "id": id or secrets.token_hex(16),
                     "owner": owner,
                 },
@@ -439,15 +436,3 @@ def _check_kinds(record: Mapping[str, Any], **kinds: type) -> None:
     for name, kind in kinds.items():
         if type(record[name]) is not kind or (name == "at" and not 0 <= record[name] <= LAST_MOMENT):
             raise ValueError(f"its {name} is not what such records hold")
-
-
-def _who() -> str:
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
-
-
-def _code() -> str:
-    return f"hoarfrost {metadata.version('hoarfrost')}, torch {metadata.version('torch')}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from hoarfrost.untrusted import line, shown_path, size_of
 
 FORMAT = 5  # the first that later versions will go on reading
 MOST_BYTES = 1 << 24  # of a checkpoint's header
+CHECKSUM = "hoarfrost-checksum"  # of the whole file, with BLANK in its place
+BLANK = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,12 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: str | Path) -> Checkpoint:
-        """Reads the header; anything but a checkpoint of this format is refused."""
+        """Reads the header; anything but a checkpoint of this format is refused.
+
+        Guarantees:
+            The whole file matches its checksum: not one bit of it, of the weights or of what they have cost, has
+            changed since it was written. Checkpoints of earlier versions have none.
+        """
         path = Path(path)
         size_of(path, "checkpoint")
         try:
@@ -49,12 +58,17 @@ class Checkpoint:
                 if int.from_bytes(start.read(8), "little") > MOST_BYTES:
                     raise ValueError("it begins with a header that is far too long")
             with safe_open(path, "pt") as file:
-                text = (file.metadata() or {}).get("hoarfrost-checkpoint", "")
+                metadata = file.metadata() or {}
+            if CHECKSUM in metadata:
+                _check(path, metadata[CHECKSUM])
+            text = metadata.get("hoarfrost-checkpoint", "")
             header = json.loads(text) if text else {}
             if not isinstance(header, dict) or "format" not in header:
                 raise ValueError("it is not a checkpoint of Hoarfrost")
             if header["format"] != FORMAT:
                 raise ValueError(f"it has format {header['format']!r}, and this version of Hoarfrost reads {FORMAT}")
+            if "checksum" in header and CHECKSUM not in metadata:
+                raise ValueError("its checksum is missing")
             ledger = header["ledger"]
             if ledger is not None and not all(isinstance(ledger[name], str) for name in ("path", "run", "head")):
                 raise ValueError("what it says of its ledger cannot be")
@@ -150,6 +164,7 @@ def save(
     tensors |= {f"freezer.{name}": value for name, value in (controller.freezer.state() if controller else {}).items()}
     header = {
         "format": FORMAT,
+        "checksum": "sha256",
         "account": private.account.snapshot().as_dict(),
         "position": private.loader.state_dict(),
         "ledger": _ledger(private),
@@ -168,8 +183,31 @@ def save(
         ) from error
     # Copies: tied weights share memory, which the format refuses.
     flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    contents = to_bytes(flat, metadata={"format": "pt", "hoarfrost-checkpoint": text})
-    replace_file(Path(path), lambda draft: draft.write_bytes(contents))
+    contents = to_bytes(flat, metadata={"format": "pt", "hoarfrost-checkpoint": text, CHECKSUM: BLANK})
+    replace_file(Path(path), lambda draft: _write(draft, contents))
+
+
+def _write(draft: Path, contents: bytes) -> None:
+    """Writes the contents with their checksum in its place."""
+    draft.write_bytes(contents)
+    with open(draft, "rb+") as file:
+        os.pwrite(file.fileno(), _entry(hashlib.sha256(contents).hexdigest()), contents.index(_entry(BLANK)))
+
+
+def _check(path: Path, checksum: str) -> None:
+    with open(path, "rb") as file:
+        size = file.read(8)
+        header = file.read(int.from_bytes(size, "little"))
+        digest = hashlib.sha256(size + header.replace(_entry(checksum), _entry(BLANK)))
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != checksum:
+        raise ValueError("it does not match its checksum: it was damaged, or changed by something else")
+
+
+def _entry(checksum: str) -> bytes:
+    """The checksum as the header has it. No text in it can look like this: quotation marks in texts are escaped."""
+    return f'"{CHECKSUM}":"{checksum}"'.encode()
 
 
 def _below(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

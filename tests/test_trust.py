@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.trust import concurrent, edits, empty, kills
+from benchmarks.trust import admission, concurrent, edits, empty, finished, kills, opening
 from benchmarks.trust.__main__ import keep
+from hoarfrost.budget import Ledger
 
 
 def test_a_killed_run_released_no_step_that_its_ledger_does_not_have() -> None:
@@ -33,6 +34,23 @@ def test_edits_are_noticed() -> None:
 
 def test_empty_batches_are_noised_and_counted() -> None:
     assert empty.measure(50) == {"steps": 50, "empty": 50, "noised": 50, "reserved": 50, "committed": 50}
+
+
+def test_a_ledger_of_finished_runs_opens_and_admits() -> None:
+    opened = opening.measure(200)
+    for each in opened.values():
+        assert (each["records"], each["runs"]) == (201, 20)
+    assert opening.summary(opened).count("201 records") == 2
+    admitted = admission.measure(20)
+    assert [each["finished runs"] for each in admitted.values()] == [20, 2]
+    assert all(each["admission seconds"] > 0 for each in admitted.values())
+
+
+def test_the_ledger_of_finished_runs_is_one_that_a_ledger_would_write(tmp_path: Path) -> None:
+    finished.write(tmp_path / "ledger.jsonl", runs=3, budget=2.0)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.spent() == tuple(finished.kinds(3))
+    assert all(entry.closed and entry.committed == finished.STEPS for entry in ledger.entries)
 
 
 def test_figures_are_kept_next_to_those_of_other_commands(tmp_path: Path) -> None:

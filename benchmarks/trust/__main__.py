@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import machine
-from benchmarks.trust import concurrent, edits, empty, kills, ledger_cost, noise_cost, resumes
+from benchmarks.trust import admission, concurrent, edits, empty, kills, ledger_cost, noise_cost, opening, resumes
 
 RESULTS = Path(__file__).parents[1] / "results" / "trust.json"
 
@@ -27,6 +27,8 @@ COMMANDS: dict[str, Command] = {
     "concurrent": concurrent,
     "edits": edits,
     "empty": empty,
+    "admission": admission,
+    "opening": opening,
     "ledger-cost": ledger_cost,
     "noise-cost": noise_cost,
 }  # type: ignore[dict-item] # a module is a command if it has its names

@@ -111,7 +111,7 @@ def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, points: float = POI
     noise = NOISE + NOISE_PER_STEP * sum(each.steps for each in sampled)
     if delta < 4 * noise or interval > 500:  # exp() of a larger interval does not fit a number
         return _rdp.epsilon(mechanisms, delta)
-    together = reduce(PrivacyLossDistribution.compose, (_composed(each, interval) for each in sampled))
+    together = _together(tuple(sampled), interval)
     with np.errstate(over="ignore"):  # an epsilon above 700 may come out infinite
         result = float(together.get_epsilon_for_delta(delta - noise))
     return result if math.isfinite(result) else _rdp.epsilon(mechanisms, delta)
@@ -131,7 +131,8 @@ def _sampled(mechanisms: Mapping[DpEvent, int], delta: float) -> list[Sampled]:
             case _:
                 raise InvalidValue(f'the pld accountant cannot analyse {mechanism}; try accountant="rdp"')
     if precision > 0:
-        sampled.append(Sampled(precision**-0.5, 1.0, 1, tail))
+        together = Sampled(precision**-0.5, 1.0, 1, tail)
+        sampled.insert(len(sampled) if isinstance(mechanism, GaussianDpEvent) else 0, together)
     return sampled
 
 
@@ -153,6 +154,16 @@ def _interval(sampled: list[Sampled], most_points: float = POINTS) -> float:
     while not accurate(interval) and 2 * widest < most_points * interval and error(interval / 2) < error(interval):
         interval /= 2
     return interval
+
+
+def _together(sampled: tuple[Sampled, ...], interval: float) -> PrivacyLossDistribution:
+    last = _composed(sampled[-1], interval)
+    return last if len(sampled) == 1 else _others(sampled[:-1], interval).compose(last)
+
+
+@lru_cache(maxsize=4)  # searches and refusals ask about one kind of steps again and again, after all others
+def _others(sampled: tuple[Sampled, ...], interval: float) -> PrivacyLossDistribution:
+    return reduce(PrivacyLossDistribution.compose, (_composed(each, interval) for each in sampled))
 
 
 def _composed(mechanism: Sampled, interval: float) -> PrivacyLossDistribution:

@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import DpEvent, UnsupportedEventError
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant
+from scipy.special import gammaln
 
 from hoarfrost.errors import InvalidValue
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 ORDERS: Vector = RdpAccountant().orders
+WHOLE = [int(order) for order in ORDERS.tolist() if order.is_integer()]
+AT_ONCE = 256  # mechanisms: more in one go are slower, for they leave the cache
 
 # dp-accounting computes a divergence as the logarithm of a sum near 1, so it is off by some 1e-16 either way, and what
 # comes out negative it converts to an epsilon of 0. Far more than that error, and far less than anyone can spend:
@@ -23,8 +26,16 @@ ROUNDING = 1e-14
 
 def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, order: float | None = None) -> float:
     """The epsilon of mechanisms, each run so many times: by the best order, or by the one given."""
+    return _converted(divergence(mechanisms), delta, order)
+
+
+def quick_epsilon(mechanisms: Mapping[DpEvent, int], delta: float, order: float | None = None) -> float:
+    """A little more than `epsilon`, in the time of a few multiplications for each mechanism."""
+    return _converted(quick_divergence(mechanisms), delta, order)
+
+
+def _converted(total: Vector, delta: float, order: float | None) -> float:
     convert = Conversion(delta)
-    total = divergence(mechanisms)
     return convert(total) if order is None else convert.at(order, total)
 
 
@@ -41,6 +52,52 @@ def divergence(mechanisms: Mapping[DpEvent, int]) -> Vector:
     for mechanism, times in mechanisms.items():
         total += times * one_step(mechanism)
     return total
+
+
+def quick_divergence(mechanisms: Mapping[DpEvent, int]) -> Vector:
+    """A little more than `divergence`, for any number of sampled Gaussian mechanisms in one go; infinite for others.
+
+    At whole orders α the moment of a sampled Gaussian is a finite sum (Mironov, Talwar and Zhang, 2019):
+    log Σ_k C(α,k) (1-q)^(α-k) q^k exp(k(k-1)/2σ²). Between them it is convex in α, and 0 at α = 1, so that straight
+    lines lie above it.
+    """
+    precision, sampled = 0.0, []
+    for mechanism, times in mechanisms.items():
+        match mechanism:
+            case PoissonSampledDpEvent(event=GaussianDpEvent(noise_multiplier=sigma), sampling_probability=rate):
+                sampled.append((sigma, rate, times))
+            case GaussianDpEvent(noise_multiplier=sigma):
+                precision += times / sigma**2
+            case _:
+                return np.full_like(ORDERS, math.inf)
+    moments = np.zeros(len(WHOLE))
+    for start in range(0, len(sampled), AT_ONCE):
+        sigma, rate, times = np.array(sampled[start : start + AT_ONCE]).T
+        moments += times @ _moments(sigma, rate)
+    between: Vector = np.interp(ORDERS, [1, *WHOLE], [0, *moments]) / (ORDERS - 1)
+    # More than rounding can take away here, or add where dp-accounting computes the same.
+    return (between + precision * ORDERS / 2) * (1 + 1e-9) + 2 * ROUNDING * sum(mechanisms.values())
+
+
+def _moments(sigma: Vector, rate: Vector) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """The logarithms of the moments of sampled Gaussians, ``[mechanism, whole order]``.
+
+    The binomial probabilities add up to 1, so that a moment is 1 and a sum of positive terms: nothing cancels.
+    """
+    k = np.arange(2, WHOLE[-1] + 1)
+    exponent = k * (k - 1) / (2 * sigma[:, None] ** 2)
+    stay = np.log1p(-rate)[:, None]
+    term = k * (np.log(rate)[:, None] - stay) + exponent + np.log(-np.expm1(-exponent))  # log(exp(exponent) - 1)
+    logs = gammaln(np.arange(WHOLE[-1] + 2))  # of factorials, one place further on
+    found = np.empty((len(sigma), len(WHOLE)))
+    for column, order in enumerate(WHOLE):
+        chosen = logs[order + 1] - logs[3 : order + 2] - logs[order - 1 : 0 : -1]
+        terms = term[:, : order - 1] + chosen
+        largest = terms.max(axis=1, keepdims=True)
+        terms -= largest
+        total = np.log(np.exp(terms, out=terms).sum(axis=1, keepdims=True)) + largest
+        found[:, column] = np.logaddexp(0, order * stay + total)[:, 0]
+    return found
 
 
 @lru_cache(maxsize=256)

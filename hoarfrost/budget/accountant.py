@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
+
+from dp_accounting import DpEvent
 
 from hoarfrost.budget import _pld, _rdp
 from hoarfrost.budget.events import Event, gathered, mechanisms, noiseless
@@ -21,7 +24,8 @@ def epsilon(events: Event | Iterable[Event], delta: float, accountant: Accountan
         accountant: "pld" composes privacy loss distributions: nearly exact. "rdp" composes Rényi divergences: some
             ten percent above, in hundredths of a second; many older papers report it. The former falls back to the
             latter where its numbers run out: for a delta below 1e-13 or so, or an epsilon of many hundreds.
-            "rdp@32" uses one order alone, fixed beforehand: a privacy filter (see `privacy_filter`).
+            "rdp@32" uses one order alone, fixed beforehand: a privacy filter (see `privacy_filter`). Divergences of
+            whole orders, which bound what each of them finds, count where they are smaller.
 
     Guarantees:
         An upper bound on the privacy loss of all the releases together, even if what each releases was chosen after
@@ -43,16 +47,48 @@ def epsilon(events: Event | Iterable[Event], delta: float, accountant: Accountan
 
 def bound(events: Event | Iterable[Event], delta: float, accountant: Accountant, points: float = _pld.POINTS) -> float:
     """`epsilon`, on a grid of at most so many points: fewer are faster and overstate it more."""
+    counted = _counted(events, delta, accountant)
+    return 0.0 if not counted else _bound(counted, delta, accountant, points)
+
+
+def within(events: Event | Iterable[Event], budget: float, delta: float, accountant: Accountant = "pld") -> bool:
+    """Whether `epsilon` of the releases is at most the budget.
+
+    In milliseconds where a quick upper bound shows it, however many different kinds of releases there are.
+
+    >>> from hoarfrost.budget import Gaussian
+    >>> within([Gaussian(noise_multiplier=2.0 + i / 1000, sample_rate=0.001) for i in range(1000)], 1.0, delta=1e-5)
+    True
+    """
+    counted = _counted(events, delta, accountant)
+    return not counted or _quick(counted, delta, accountant) <= budget or _bound(counted, delta, accountant) <= budget
+
+
+Counted = tuple[tuple[DpEvent, int], ...]
+
+
+def _counted(events: Event | Iterable[Event], delta: float, accountant: Accountant) -> Counted:
     probability(delta=delta)
     check_accountant(accountant)
-    counted = mechanisms(gathered(events))
-    if not counted:
-        return 0.0
-    if any(map(noiseless, counted)):
+    return tuple(mechanisms(gathered(events)).items())
+
+
+def _quick(counted: Counted, delta: float, accountant: Accountant) -> float:
+    if any(noiseless(mechanism) for mechanism, _ in counted):
+        return math.inf
+    return _rdp.quick_epsilon(dict(counted), delta, None if accountant == "pld" else _order(accountant))
+
+
+@lru_cache(maxsize=128)  # whoever asks again, after every epoch or for every line of a report, has not to wait again
+def _bound(counted: Counted, delta: float, accountant: Accountant, points: float = _pld.POINTS) -> float:
+    if any(noiseless(mechanism) for mechanism, _ in counted):
         return math.inf
     if accountant == "pld":
-        return max(0.0, _pld.epsilon(counted, delta, points))
-    return max(0.0, _rdp.epsilon(counted, delta, _order(accountant)))
+        found = _pld.epsilon(dict(counted), delta, points)
+    else:
+        found = _rdp.epsilon(dict(counted), delta, _order(accountant))
+    # Both are bounds. That the smaller one counts makes what `within` says from the quick one alone always true.
+    return max(0.0, min(found, _quick(counted, delta, accountant)))
 
 
 def privacy_filter(epsilon: float, delta: float) -> Accountant:

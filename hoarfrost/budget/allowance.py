@@ -48,7 +48,7 @@ class Allowance:
     @property
     def left(self) -> int:
         """How many steps can still be taken."""
-        return self.entry.held.steps + self.in_hand
+        return self.entry.left + self.in_hand
 
     def reserve(self, wanted: int | None = None, *, most: int | None = None) -> None:
         """Before every batch: reserves its step, and steps ahead of it.
@@ -63,14 +63,14 @@ class Allowance:
                 entry = self.entry
                 if entry.closed:
                     raise BudgetSpent(f"the run {self.run!r} was closed in the ledger {self.ledger.path}")
-                if entry.held.steps == 0:
+                if entry.left == 0:
                     raise BudgetSpent(
                         f"all {entry.event.steps} steps that the ledger {self.ledger.path} admitted for {self.run!r} "
                         "are reserved"
                     )
                 if most is not None and entry.reserved >= most:
                     raise BudgetSpent(f"the {most} steps that {self.run!r} may take are reserved, by another process")
-                limits = (self.ahead, entry.held.steps, wanted, None if most is None else most - entry.reserved)
+                limits = (self.ahead, entry.left, wanted, None if most is None else most - entry.reserved)
                 steps = min(limit for limit in limits if limit is not None)
                 self._record(writer, "reserve", steps)
             self._in_hand = steps
@@ -84,8 +84,7 @@ class Allowance:
     def extend(self, steps: int) -> None:
         """Asks for more steps of the same kind."""
         validate.whole(steps=steps)
-        with self.ledger._writing() as writer:
-            self.ledger._refuse_beyond_budget(replace(self.entry.event, steps=steps))
+        with self.ledger._affording(replace(self.entry.event, steps=steps)) as writer:
             self._record(writer, "extend", steps)
 
     def close(self) -> None:

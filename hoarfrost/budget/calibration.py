@@ -53,7 +53,7 @@ def noise_multiplier(
 
     def cost(sigma: float, points: float) -> float:
         planned = Gaussian(noise_multiplier=sigma, sample_rate=sample_rate, steps=steps)
-        return bound((planned, *others), delta, accountant, points)
+        return bound((*others, planned), delta, accountant, points)
 
     def search(guess: float, points: float, tolerance: float) -> float | None:
         return Search(
@@ -109,7 +109,7 @@ def steps(
 
     def cost(count: float, points: float) -> float:
         planned = Gaussian(noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=int(count))
-        return bound((planned, *others), delta, accountant, points)
+        return bound((*others, planned), delta, accountant, points)
 
     def search(guess: float, points: float, tolerance: float) -> float | None:
         return Search(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from hoarfrost.budget.events import Gaussian
@@ -38,9 +42,14 @@ class Entry:
         return replace(self.event, steps=self.reserved)
 
     @property
+    def left(self) -> int:
+        """How many steps it may still reserve."""
+        return 0 if self.closed else self.event.steps - self.reserved
+
+    @property
     def held(self) -> Gaussian:
         """What it may still reserve, and nobody else meanwhile."""
-        return replace(self.event, steps=0 if self.closed else self.event.steps - self.reserved)
+        return replace(self.event, steps=self.left)
 
     def after(self, record: Mapping[str, Any]) -> Entry:
         """The entry after one more record about it; one that does not fit is refused."""
@@ -48,7 +57,7 @@ class Entry:
         if self.closed and kind != "commit":  # of a step that was under way when somebody closed the run
             raise ValueError(f"run {self.run!r} went on after it was closed")
         match kind:
-            case "reserve" if record["steps"] <= self.held.steps:
+            case "reserve" if record["steps"] <= self.left:
                 return replace(self, reserved=self.reserved + record["steps"])
             case "commit" if self.committed + record["steps"] <= self.reserved:
                 return replace(self, committed=self.committed + record["steps"])
@@ -62,3 +71,17 @@ class Entry:
 def now() -> int:
     """Whole seconds since 1970, no finer: how long a step took may tell how many examples it had."""
     return int(time.time())
+
+
+def who() -> str:
+    """Who writes a record, and where."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def code() -> str:
+    """With which versions."""
+    return f"hoarfrost {metadata.version('hoarfrost')}, torch {metadata.version('torch')}"

@@ -177,11 +177,15 @@ def gathered(events: Event | Iterable[Event]) -> tuple[Event, ...]:
 
 
 def mechanisms(events: Iterable[Event]) -> Counter[DpEvent]:
-    """How often each single mechanism runs, in all: the order of releases does not change what they cost."""
+    """How often each single mechanism runs, in all, in the order in which they are mentioned last.
+
+    The order of releases does not change what they cost. What is asked about goes last, so that an accountant finds the
+    composition of all others where it left it.
+    """
     total: Counter[DpEvent] = Counter()
     for event in events:
         for mechanism, times in _single(event.dp_event(), 1):
-            total[mechanism] += times
+            total[mechanism] = total.pop(mechanism, 0) + times
     return total
 
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
 import hmac
 import math
 import os
 import secrets
-import socket
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hoarfrost import validate
 from hoarfrost.budget._journal import Head, Journal, Writer
-from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter
+from hoarfrost.budget.accountant import Accountant, check_accountant, privacy_filter, within
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import steps as steps_within
-from hoarfrost.budget.entry import EARLIER_OWNER, Entry, now
+from hoarfrost.budget.entry import EARLIER_OWNER, Entry, code, now, who
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
 from hoarfrost.budget.statement import rounded_up
 from hoarfrost.epochs import check_steps
@@ -68,6 +66,7 @@ class Ledger:
         self._journal = Journal(self.path, key)
         self._entries: dict[int, Entry] = {}  # by the number of the record that admitted it
         self._numbers: dict[str, int] = {}  # by the run's name
+        self._ids: dict[str, int] = {}  # the same by the id
         self._unsettled = False  # what follows was broken off: memory may lack records that the file has
         self.budget: float | None = None
         self.delta = math.nan
@@ -115,7 +114,7 @@ class Ledger:
             raise InvalidValue("note is a text, and seeded is True or False")
         first = {
             "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,
-            "keyed": key is not None, "seeded": seeded, "note": note, "who": _who(), "code": _code(), "at": now(),
+            "keyed": key is not None, "seeded": seeded, "note": note, "who": who(), "code": code(), "at": now(),
         }  # fmt: skip
         Journal(Path(path), key).create(first)
         return cls(path, key)
@@ -142,7 +141,7 @@ class Ledger:
 
     def with_id(self, id: str) -> Entry | None:
         """What was admitted with that id; None if nothing was."""
-        return next((entry for entry in self.entries if entry.id == id), None)
+        return self._entries[self._ids[id]] if id in self._ids else None
 
     def owned_by(self, id: str) -> tuple[Entry, ...]:
         """The releases in addition to the steps of the run with that id."""
@@ -150,7 +149,7 @@ class Ledger:
 
     def held(self) -> tuple[Gaussian, ...]:
         """What open runs may still reserve."""
-        return tuple(entry.held for entry in self.entries if entry.held.steps)
+        return tuple(entry.held for entry in self.entries if entry.left)
 
     def epsilon(self) -> float:
         """What was spent, at the ledger's delta."""
@@ -219,18 +218,23 @@ class Ledger:
             owner: the id of the run that this belongs to, if it is a release in addition to that run's steps.
         """
         validate.whole(steps=event.steps, ahead=ahead)
-        with self._writing() as writer:
-            run = f"run-{secrets.token_hex(4)}" if run is None else run  # not a number: other ledgers count, too
+        run = f"run-{secrets.token_hex(4)}" if run is None else run  # not a number: other ledgers count, too
+
+        def check() -> None:
             if self.find(run) is not None:
                 raise InvalidValue(f"the ledger {self.path} has a run named {run!r} already; choose another name")
             self._refuse_seeded(seeded)
             if not new_data:
                 self._refuse_other_data(data)
-            self._refuse_beyond_budget(event, instead_of)
+
+        self.refresh()
+        check()
+        with self._affording(event, instead_of) as writer:
+            check()
             record = self._append(
                 writer,
                 {
-                    "kind": "admit", "run": run, "what": what, "who": _who(), "code": _code(), "at": now(),
+                    "kind": "admit", "run": run, "what": what, "who": who(), "code": code(), "at": now(),
                     "event": event.as_dict(), "seeded": seeded, "data": data, "id": id or secrets.token_hex(16),
                     "owner": owner,
                 },
@@ -277,18 +281,42 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
-        if self.keyed and self._key is None:
-            raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
+        self._refuse_without_key()
         with self._settled(), self._journal.locked() as writer:
             self._take(writer.new)
             yield writer
+
+    @contextmanager
+    def _affording(self, event: Gaussian, instead_of: Collection[str] = ()) -> Iterator[Writer]:
+        """Writing, as soon as the event fits the budget together with all claims.
+
+        What they cost is worked out without the lock: near the budget that may take long, and all who train would wait.
+        If others were admitted meanwhile it is done again; if some were closed, what fitted fits.
+        """
+        self._refuse_without_key()
+        self.refresh()
+        while True:
+            claims = self._claims(instead_of)
+            self._refuse_beyond_budget(event, claims)
+            with self._writing() as writer:
+                if self._claims(instead_of) <= claims:
+                    yield writer
+                    return
+
+    def _claims(self, instead_of: Collection[str] = ()) -> Counter[tuple[float, float]]:
+        """How many steps of each noise multiplier and sampling rate are spent or held, but by those to be closed."""
+        total: Counter[tuple[float, float]] = Counter()
+        for entry in self._entries.values():
+            steps = entry.reserved if entry.run in instead_of else entry.reserved + entry.left
+            total[entry.event.noise_multiplier, entry.event.sample_rate] += steps
+        return total
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
         """Whatever breaks off what is done inside (Ctrl-C, a full disk), the file is read anew the next time."""
         if self._unsettled and self._journal.damage is None:
             known = self._journal.head if self._journal.hashes else None
-            self._journal, self._entries, self._numbers = Journal(self.path, self._key), {}, {}
+            self._journal, self._entries, self._numbers, self._ids = Journal(self.path, self._key), {}, {}, {}
             self._take(self._journal.read())
             if known is not None and not self._journal.contains(known):
                 self._journal.damage = LedgerDamaged(f"the ledger {self.path} was changed or cut since it was opened")
@@ -320,7 +348,7 @@ class Ledger:
         if record["n"] > 0:
             entry = self._entry_after(record)
             self._entries[entry.number] = entry
-            self._numbers[entry.run] = entry.number
+            self._numbers[entry.run] = self._ids[entry.id] = entry.number
             return
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}, where this version of Hoarfrost reads {FORMAT}")
@@ -346,11 +374,11 @@ class Ledger:
             facts = {name: record[name] for name in (*kinds, "data")}
             id, owner = self._identity(record)
             return Entry(number=record["n"], id=id, owner=owner, event=event, **facts)
-        entry = self._entries[record["for"]]
         if record["kind"] != "close":
             check_steps(record["steps"])
-        after = entry.after(record)
-        check_steps(after.event.steps)
+        after = self._entries[record["for"]].after(record)
+        if record["kind"] == "extend":
+            check_steps(after.event.steps)
         return after
 
     def _identity(self, record: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -381,13 +409,20 @@ class Ledger:
                 "If the data have changed, say so with --accept data"
             )
 
-    def _refuse_beyond_budget(self, event: Gaussian, instead_of: Collection[str] = ()) -> None:
+    def _refuse_without_key(self) -> None:
+        if self.keyed and self._key is None:
+            raise InvalidValue(f"the ledger {self.path} has an owner's key: whoever draws on it needs it (--key FILE)")
+
+    def _refuse_beyond_budget(self, event: Gaussian, claims: Counter[tuple[float, float]]) -> None:
         if self.budget is None:
             return
-        others = [entry.held for entry in self.entries if entry.held.steps and entry.run not in instead_of]
-        wanted = epsilon_of((*self.spent(), *others, event), self.delta, self.accountant)
-        if wanted <= self.budget:
+        others = (
+            Gaussian(noise_multiplier=noise, sample_rate=rate, steps=steps) for (noise, rate), steps in claims.items()
+        )
+        together = (*others, event)
+        if within(together, self.budget, self.delta, self.accountant):
             return
+        wanted = epsilon_of(together, self.delta, self.accountant)
         buys = self.steps_left(event.sample_rate, event.noise_multiplier) or 0
         held = f", {rounded_up(self.epsilon_with_held())} with what open runs hold" if self.held() else ""
         raise BudgetSpent(
@@ -401,15 +436,3 @@ def _check_kinds(record: Mapping[str, Any], **kinds: type) -> None:
     for name, kind in kinds.items():
         if type(record[name]) is not kind or (name == "at" and not 0 <= record[name] <= LAST_MOMENT):
             raise ValueError(f"its {name} is not what such records hold")
-
-
-def _who() -> str:
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
-
-
-def _code() -> str:
-    return f"hoarfrost {metadata.version('hoarfrost')}, torch {metadata.version('torch')}"

@@ -67,7 +67,7 @@ class RunFolder:
         """Keeps other processes from training in the same folder."""
         folder = os.open(self.path, os.O_RDONLY)
         try:
-            if not lock(folder, wait=False):
+            if not lock(folder):
                 raise InvalidValue(f"another process is training in {self.path}")
             yield
         finally:

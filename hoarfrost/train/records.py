@@ -6,6 +6,7 @@ import json
 import platform
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -87,7 +88,8 @@ class Records:
         checkpoint.save(path, private, scheduler=run.scheduler, facts=facts)
         for old in checkpoints(self.folder.path)[: -run.recipe.loop.checkpoints_kept]:
             if old != path:
-                old.unlink(missing_ok=True)
+                with suppress(OSError):  # what cannot be removed is in nobody's way
+                    old.unlink()
 
     def epoch(self, epoch: Epoch) -> None:
         """After every epoch: figures that epsilon covers on one side, those that it does not on the other."""
@@ -213,7 +215,7 @@ class Records:
 def checkpoints(folder: Path) -> list[Path]:
     """A run folder's checkpoints, from the one written first to the one written last."""
     found = (folder / "checkpoints").glob("step-*.safetensors")
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
 
 
 def runs_of(folder: Path) -> list[str]:

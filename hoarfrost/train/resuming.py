@@ -20,6 +20,7 @@ from hoarfrost.train import fingerprint
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.prepare import Parts, Prepared
 from hoarfrost.train.records import checkpoints, runs_of
+from hoarfrost.untrusted import line
 
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.
 HARMLESS = {
@@ -29,16 +30,28 @@ HARMLESS = {
 DATA = "data"  # how a changed data set is called, wherever it lies
 
 
-def find(source: Path) -> tuple[RunFolder, Checkpoint]:
-    """The run folder and the checkpoint that was written last; or the checkpoint that ``source`` itself is."""
+def find(source: Path) -> tuple[RunFolder, Checkpoint, list[str]]:
+    """The run folder, its newest checkpoint that is sound, and what is wrong with each of the others that are not.
+
+    If ``source`` itself is a checkpoint, it is that one, or none.
+    """
     if source.is_file():
-        return RunFolder.existing(source.parent.parent), Checkpoint.read(source)
+        return RunFolder.existing(source.parent.parent), Checkpoint.read(source), []
     folder = RunFolder.existing(source)
-    found = [Checkpoint.read(path) for path in checkpoints(source)]
+    found: list[tuple[int, int, Checkpoint]] = []
+    damaged: list[str] = []
+    for path in checkpoints(source):
+        try:
+            saved = Checkpoint.read(path)
+            # By the ledger, which only grows: after going back to an older one, more steps do not mean later.
+            found.append((_place(saved), saved.steps_taken, saved))
+        except InvalidValue as error:
+            damaged.append(str(error))
+    if not found and damaged:
+        raise InvalidValue(line(f"no checkpoint of the run can be read. Of the newest: {damaged[-1]}"))
     if not found:
         raise InvalidValue(f"there is no checkpoint in {source / 'checkpoints'}; train anew")
-    # By the ledger, which only grows: after going back to an older one, more steps do not mean later.
-    return folder, max(found, key=lambda each: (_place(each), each.steps_taken))
+    return folder, max(found, key=lambda each: each[:2])[2], damaged
 
 
 def _place(saved: Checkpoint) -> int:

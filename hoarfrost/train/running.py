@@ -143,7 +143,7 @@ def resume(
     progress: Progress | None = None,
     ledger: Ledger | str | Path | None = None,
 ) -> RunResult:
-    """Goes on with a run at its newest checkpoint, or at the one that is named, with new noise and new batches.
+    """Goes on with a run at its newest sound checkpoint, or at the one that is named, with new noise and batches.
 
     Args:
         source: the run folder, or one of its checkpoints.
@@ -154,10 +154,14 @@ def resume(
     Guarantees:
         Whatever was spent stays spent, also on steps that came after the checkpoint. A run whose noise was calibrated
         for an epsilon keeps to it: steps that were lost are not taken again. Changed data, noise, sampling, clipping or
-        any other setting is refused, unless it is accepted by name; then it is charged as what it is.
+        any other setting is refused, unless it is accepted by name; then it is charged as what it is. A checkpoint that
+        was damaged is passed over with a warning, or refused if it is the one that is named.
     """
     overrides = list(overrides)
-    folder, saved = find(Path(source).expanduser())
+    progress = progress or Progress()
+    folder, saved, damaged = find(Path(source).expanduser())
+    for reason in damaged:
+        progress.warn(f"{reason}. Passed over: the run goes on from {saved.path.name}, and what it spent stays spent")
     with folder.locked():
         recipe = recipe_of(folder, overrides)
         opened = _ledger_of(folder, saved, ledger)
@@ -170,7 +174,7 @@ def resume(
                     f"and the checkpoint {saved.path} has {saved.steps_taken} of them"
                 )
             records = Records(run, folder)
-            return _run(run, records, progress or Progress(), lambda _: records.resume())
+            return _run(run, records, progress, lambda _: records.resume())
 
 
 def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[ExitStack], None]) -> RunResult:

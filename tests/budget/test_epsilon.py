@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoarfrost.budget import Gaussian, _pld, _rdp, epsilon, noise_multiplier, privacy_filter
+from hoarfrost.budget.accountant import within
 from hoarfrost.budget.events import mechanisms
 from hoarfrost.errors import InvalidValue
 from tests.support.exact_epsilon import gaussian_epsilon, sampled_epsilon
@@ -201,6 +202,59 @@ def test_a_divergence_lost_in_rounding_is_not_taken_for_none():
         divergence = _rdp.one_step(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma)))
         second = divergence[np.flatnonzero(_rdp.ORDERS == 2)[0]]
         assert second >= math.log1p(rate**2 * math.expm1(sigma**-2))
+
+
+def renyi_divergence(order, sigma, rate):
+    """By its definition: the integral of (p/q)^α q, for the mixture p against the noise alone q."""
+    x, width = np.linspace(-14 * sigma, 14 * sigma + order, 200_001, retstep=True)
+    ratio = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * x - 1) / (2 * sigma**2))
+    logs = order * ratio - x**2 / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+    return (logs.max() + math.log(np.exp(logs - logs.max()).sum() * width)) / (order - 1)
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(0.6, 1e-3), (1.0, 0.01), (1.5, 0.3), (4.0, 0.02), (5.0, 0.9)])
+def test_the_quick_divergence_is_above_the_true_one_at_every_order_and_near_it_at_whole_ones(sigma, rate):
+    quick = _rdp.quick_divergence(mechanisms([steps(sigma, rate, 10)]))
+    for order in (1.1, 1.5, 2.0, 2.5, 3.0, 4.4, 10.9, 16.0, 63.0):
+        true = 10 * renyi_divergence(order, sigma, rate)
+        found = quick[order == _rdp.ORDERS].item()
+        assert true < found + 1e-13
+        assert not order.is_integer() or found < true * (1 + 1e-8) + 1e-11
+
+
+@given(sigma=st.floats(-3, 7), rate=st.floats(-12, -1e-9), count=st.integers(1, 10**8))
+@settings(max_examples=60, deadline=None)
+def test_the_quick_divergence_is_never_below_dp_accounting_s_at_whole_orders(sigma, rate, count):
+    released = mechanisms([steps(10**sigma, 10**rate, count), steps(10**sigma, 1.0, count)])
+    whole = np.isin(_rdp.ORDERS, _rdp.WHOLE)
+    slow, quick = _rdp.divergence(released)[whole], _rdp.quick_divergence(released)[whole]
+    assert (quick >= slow).all()
+
+
+def test_the_quick_divergence_of_many_kinds_is_their_sum():
+    kinds = [steps(1 + i / 100, 0.01, i) for i in range(1, 600)]  # in several goes
+    one_by_one = sum(_rdp.quick_divergence(mechanisms([kind])) for kind in kinds)
+    assert _rdp.quick_divergence(mechanisms(kinds)) == pytest.approx(one_by_one, rel=1e-12)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp@4.4"])
+@pytest.mark.parametrize("share", [0.5, 0.999, 1.0, 1.001, 1.05, 1.2, 2.0])
+def test_what_is_within_a_budget_is_what_epsilon_says(accountant, share):
+    events = [steps(1.0, 0.01, 500), steps(2.0, 0.05, 100), steps(9.0, 1.0, 1)]
+    budget = share * epsilon(events, 1e-5, accountant)
+    assert within(events, budget, 1e-5, accountant) == (share >= 1)
+
+
+def test_nothing_without_noise_is_within_a_budget_and_nothing_released_always_is():
+    assert not within([steps(1.0, 0.01, 1), steps(0.0, 1.0, 1)], 1e9, 1e-5)
+    assert within([], 1e-9, 1e-5)
+
+
+def test_the_same_question_is_answered_at_once_the_second_time(monkeypatch):
+    event = steps(1.234567, 0.0123, 77)
+    first = epsilon(event, 1e-5)
+    monkeypatch.setattr(_pld, "epsilon", lambda *_: pytest.fail("worked out again"))
+    assert epsilon([event], 1e-5) == first
 
 
 def test_orders_that_do_not_converge_are_left_out_without_noise_on_the_screen(caplog):

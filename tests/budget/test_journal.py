@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
 import os
 import resource
 import shutil
 import signal
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hoarfrost.budget import _journal
 from hoarfrost.budget._journal import Head, Journal, _encode
 from hoarfrost.errors import HoarfrostError, InvalidValue, LedgerDamaged
 
@@ -205,6 +209,53 @@ def test_a_record_that_is_too_long_is_refused_before_it_is_written(path: Path) -
     assert path.read_bytes() == before
 
 
+# The lock.
+
+
+@contextmanager
+def locked_by_another(path: Path) -> Iterator[None]:
+    file = os.open(path, os.O_RDWR)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def test_a_lock_that_is_never_given_back_is_waited_for_with_a_word_and_a_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = written(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(_journal, "WORD_AFTER", 0.05)
+    monkeypatch.setattr(_journal, "GIVE_UP_AFTER", 0.2)
+    with (
+        locked_by_another(path),
+        pytest.warns(UserWarning, match="waiting for the lock of the ledger") as said,
+        pytest.raises(InvalidValue, match=r"ledger\.jsonl for 0 seconds\. Nothing was written") as told,
+    ):
+        append(journal, count=5)
+    assert (len(said), "\n" in str(told.value), path.read_bytes()) == (1, False, before)
+    append(journal, count=5)
+    assert numbers(path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_lock_that_is_given_back_in_time_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written(path)
+    monkeypatch.setattr(_journal, "WORD_AFTER", 0.05)
+    with ExitStack() as other:
+        other.enter_context(locked_by_another(path))
+        monkeypatch.setattr(warnings, "warn", lambda *_, **__: other.close())
+        append(journal, count=5)
+    assert numbers(path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_reading_does_not_need_the_lock(path: Path) -> None:
+    written(path)
+    with locked_by_another(path):
+        assert numbers(path) == [0, 1, 2, 3, 4]
+
+
 # Changes.
 
 
@@ -244,6 +295,25 @@ def test_a_line_written_twice_or_in_another_way_is_noticed(path: Path) -> None:
         assert refuses(path), extra[:9]
     path.write_bytes(whole.replace(b'"kind":"create"', b'"kind": "create"'))
     assert refuses(path)
+
+
+def test_a_hash_at_another_place_of_its_line_is_noticed(path: Path) -> None:
+    """Nothing but the order of the names has changed, and what is hashed is the same."""
+    written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    seal = b'"hash":"%s",' % json.loads(lines[2])["hash"].encode()
+    lines[2] = b"{" + seal + lines[2].replace(seal, b"")[1:]
+    path.write_bytes(b"".join(lines))
+    assert refuses(path)
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_record_may_hold_what_looks_like_its_own_seal(path: Path, key: bytes | None) -> None:
+    """What is hashed is the record without its seal, not without what is like it."""
+    written(path, key=key)
+    other = {"hash": "b" * 64, "mac": "c" * 64, "z": 1}
+    append(Journal(path, key), **{"event": other, 'a"hash': "b" * 64, 'a"mac': "c" * 64, "z": [other]})
+    assert numbers(path, key) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_shorter_file_does_not_contain_the_head_that_was_exported(path: Path) -> None:
@@ -305,7 +375,7 @@ def test_a_record_without_the_key_s_mac_is_refused(path: Path, mac: Any) -> None
     stranger = Journal(path)
     with stranger.locked() as writer:
         body = {"n": 5} if mac is None else {"n": 5, "mac": mac}
-        line = _encode({**body, "hash": stranger._hash({"n": 5})})
+        line = _encode({**body, "hash": stranger._hash(_encode({"n": 5}))})
         os.pwrite(writer._file, line, stranger._end)
     assert numbers(path) == [0, 1, 2, 3, 4, 5]  # the chain alone is anybody's to write
     with pytest.raises(LedgerDamaged, match="not written with this key"):

@@ -20,8 +20,10 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import hoarfrost
-from hoarfrost.budget import Gaussian, Ledger, epsilon, make_key, privacy_filter, read_key
+from hoarfrost.budget import Gaussian, Ledger, _rdp, epsilon, make_key, privacy_filter, read_key
 from hoarfrost.budget._journal import Journal
+from hoarfrost.budget.accountant import within
+from hoarfrost.budget.events import mechanisms
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged, NotPrivate
 from hoarfrost.sampling.poisson import Poisson
 
@@ -152,6 +154,101 @@ def test_what_open_runs_hold_is_not_for_others_until_they_are_closed(path: Path)
         Ledger(path).admit(steps(1))
     Ledger(path).close("holds everything")
     Ledger(path).admit(steps(all_of_it))
+
+
+def many_kinds(path: Path, count: int, budget: float, accountant: str = "pld") -> Ledger:
+    """A ledger with so many finished runs, no two of the same kind."""
+    Ledger.create(path, epsilon=budget, delta=1e-5, accountant=accountant)
+    bodies = []
+    for number in range(count):
+        done = Gaussian(noise_multiplier=4 + number / count, sample_rate=0.001 + number * 1e-6, steps=50 + number)
+        which = {"for": 1 + 3 * number}
+        bodies += [
+            admitted(run=f"run {number}", event=done.as_dict()),
+            about("reserve", done.steps, **which),
+            {"kind": "close", "at": 1, **which},
+        ]
+    forged(path, *bodies)
+    return Ledger(path)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp@4.4"])
+def test_far_below_the_budget_many_kinds_of_finished_runs_take_no_long_computation(
+    path: Path, monkeypatch: pytest.MonkeyPatch, accountant: str
+) -> None:
+    ledger = many_kinds(path, 60, budget=5.0, accountant=accountant)
+
+    def long(*_: Any) -> float:
+        pytest.fail("a distribution or a series for every kind of steps")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hoarfrost.budget._pld._one_step", long)
+        patch.setattr("hoarfrost.budget._rdp.one_step", long)
+        ledger.admit(steps(10), run="ours").extend(5)
+    assert Ledger(path).find("ours") is not None
+
+
+def test_near_the_budget_the_accountant_decides_as_before(path: Path) -> None:
+    spent = many_kinds(path, 5, budget=9.0).spent()
+    path.unlink()
+    fits = epsilon((*spent, steps(300)), 1e-5)
+    ledger = many_kinds(path, 5, budget=fits)
+    assert _rdp.quick_epsilon(mechanisms((*spent, steps(300))), 1e-5) > fits  # which alone would refuse
+    with pytest.raises(BudgetSpent, match="buys 300 such steps"):
+        ledger.admit(steps(301))
+    ledger.admit(steps(300))
+    assert ledger.epsilon_with_held() == fits
+
+
+def test_a_computation_of_what_fits_keeps_nobody_waiting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(path)
+    running = Ledger(path).admit(steps(5))
+
+    def slow(*arguments: Any) -> bool:
+        running.reserve()  # which needs the lock
+        return bool(within(*arguments))
+
+    monkeypatch.setattr("hoarfrost.budget._journal.GIVE_UP_AFTER", 0.1)
+    monkeypatch.setattr("hoarfrost.budget.ledger.within", slow)
+    ledger.admit(steps(5)).extend(1)
+    assert reserved(path) == 2  # once for each: what others reserve of what they hold does not begin it anew
+
+
+def test_what_is_admitted_while_others_compute_is_not_given_out_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = new(path)
+    left = ledger.steps_left(STEP.sample_rate, STEP.noise_multiplier)
+    assert left
+    asked = []
+
+    def meanwhile(*arguments: Any) -> bool:
+        asked.append(arguments)
+        if len(asked) == 1:
+            Ledger(path).admit(steps(left - 100), run="quicker")
+        return bool(within(*arguments))
+
+    monkeypatch.setattr("hoarfrost.budget.ledger.within", meanwhile)
+    with pytest.raises(BudgetSpent, match="buys 100 such steps"):
+        ledger.admit(steps(200))
+    assert [entry.run for entry in Ledger(path).entries] == ["quicker"]
+    ledger.admit(steps(100))
+
+
+def test_a_name_taken_while_others_compute_is_not_given_out_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(path)
+    asked = []
+
+    def meanwhile(*arguments: Any) -> bool:
+        asked.append(arguments)
+        if len(asked) == 1:
+            other = Ledger(path).admit(steps(1), run="mine")
+            other.close()  # so that nothing of it counts
+        return bool(within(*arguments))
+
+    monkeypatch.setattr("hoarfrost.budget.ledger.within", meanwhile)
+    with pytest.raises(InvalidValue, match="a run named 'mine' already"):
+        ledger.admit(steps(1), run="mine")
 
 
 def test_more_steps_of_a_run_are_asked_for_like_any_others(path: Path) -> None:

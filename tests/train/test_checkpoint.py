@@ -340,10 +340,63 @@ def test_a_header_that_cannot_be_is_refused_in_one_line(path: Path, case: str) -
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(file.metadata()["hoarfrost-checkpoint"])
+    del header["checksum"]  # so that it is what the header says that is refused
     save_file(tensors, path, {"hoarfrost-checkpoint": json.dumps(header | HOSTILE[case])})
     with pytest.raises(HoarfrostError) as told:
         Checkpoint.read(path).restore(new_run())
     assert "\n" not in str(told.value)
+
+
+# Damage.
+
+
+def without_checksum(path: Path) -> None:
+    """As earlier versions wrote it."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(file.metadata()["hoarfrost-checkpoint"])
+    del header["checksum"]
+    save_file(tensors, path, {"format": "pt", "hoarfrost-checkpoint": json.dumps(header)})
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(path: Path) -> None:
+    private = new_run("Adam")
+    train_until(private, 2)
+    save(path, private)
+    whole = path.read_bytes()
+    Checkpoint.read(path)
+    for place in [*range(0, len(whole), 7), *range(len(whole) - 8, len(whole))]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(InvalidValue, match=r"cannot read the checkpoint .*checkpoint\.safetensors") as told:
+            Checkpoint.read(path)
+        assert "\n" not in str(told.value), place
+    path.write_bytes(whole)
+    Checkpoint.read(path).restore(new_run("Adam"))
+
+
+def test_a_flipped_bit_of_the_weights_is_named_for_what_it_is(path: Path) -> None:
+    save(path, new_run())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(InvalidValue, match="does not match its checksum"):
+        new_run().load(path)
+
+
+def test_a_checksum_cannot_be_left_out_unnoticed(path: Path) -> None:
+    save(path, new_run())
+    path.write_bytes(path.read_bytes().replace(b'"hoarfrost-checksum"', b'"hoarfrost-checksun"'))
+    with pytest.raises(InvalidValue, match="its checksum is missing"):
+        Checkpoint.read(path)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksum_and_is_read(path: Path) -> None:
+    private = new_run("Adam")
+    train_until(private, 2)
+    save(path, private)
+    without_checksum(path)
+    later = new_run("Adam")
+    Checkpoint.read(path).restore(later)
+    assert equal_weights(weights(private), weights(later))
 
 
 def test_another_network_s_checkpoint_is_refused(path: Path) -> None:

@@ -71,6 +71,49 @@ def test_an_older_checkpoint_keeps_everything_that_was_spent(killed: Callable[..
     assert result.statement.releases == (Gaussian(noise_multiplier=1.0, sample_rate=0.2, steps=12),)
 
 
+def damage(path: Path, how: str) -> None:
+    match how:
+        case "flipped":
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 4]) + whole[-2:])
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+        case "empty":
+            path.write_bytes(b"")
+        case "dangling":
+            path.unlink()
+            path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "dangling"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(killed: Callable[..., Path], how: str) -> None:
+    folder = killed(5, loop__checkpoint_every=2, loop__checkpoints_kept=10)
+    damaged = folder / "checkpoints" / "step-00000004.safetensors"
+    damage(damaged, how)
+    with pytest.warns(UserWarning, match="goes on from .*step-00000002") as said:
+        result = resume(folder)
+    assert sum("step-00000004.safetensors" in str(word.message) for word in said) == 1
+    assert (result.status, result.steps) == ("completed", 7)
+    # The three steps after the older checkpoint stay charged.
+    assert result.statement.releases == (Gaussian(noise_multiplier=1.0, sample_rate=0.2, steps=10),)
+
+
+def test_a_damaged_checkpoint_that_is_named_is_refused(killed: Callable[..., Path]) -> None:
+    folder = killed(5, loop__checkpoint_every=2, loop__checkpoints_kept=10)
+    damaged = folder / "checkpoints" / "step-00000004.safetensors"
+    damage(damaged, "flipped")
+    with pytest.raises(InvalidValue, match=r"step-00000004.*does not match its checksum"):
+        resume(damaged)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(killed: Callable[..., Path]) -> None:
+    folder = killed(3, loop__checkpoint_every=2)
+    for path in (folder / "checkpoints").iterdir():
+        damage(path, "cut")
+    with pytest.raises(InvalidValue, match=r"no checkpoint .* can be read"):
+        resume(folder)
+
+
 def test_killed_ten_times_with_one_step_reserved_at_a_time_it_is_charged_ten_more(killed: Callable[..., Path]) -> None:
     folder = killed(1, loop__checkpoint_every=1, privacy__steps=30)
     for at in range(2, 11):

@@ -1,7 +1,11 @@
 """epsilon(): what releases cost together."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
+
+from dp_accounting import DpEvent
 
 from hoarfrost.budget import _pld, _rdp
 from hoarfrost.budget.events import Event, gathered, mechanisms, noiseless
@@ -50,9 +54,14 @@ def bound(events: Event | Iterable[Event], delta: float, accountant: Accountant,
         return 0.0
     if any(map(noiseless, counted)):
         return math.inf
+    return _composed(tuple(counted.items()), delta, accountant, points)
+
+
+@lru_cache(maxsize=64)  # loops ask for epsilon after every step or statement, and most often nothing has changed
+def _composed(counted: tuple[tuple[DpEvent, int], ...], delta: float, accountant: Accountant, points: float) -> float:
     if accountant == "pld":
-        return max(0.0, _pld.epsilon(counted, delta, points))
-    return max(0.0, _rdp.epsilon(counted, delta, _order(accountant)))
+        return max(0.0, _pld.epsilon(Counter(dict(counted)), delta, points))
+    return max(0.0, _rdp.epsilon(Counter(dict(counted)), delta, _order(accountant)))
 
 
 def privacy_filter(epsilon: float, delta: float) -> Accountant:

@@ -207,7 +207,7 @@ class Parts:
             run=f"{recipe.name}-{secrets.token_hex(3)}",
         )
         assert plan.steps is not None  # a recipe always says how long
-        advice = formatting.delta_advice(plan.delta, plan.size)
+        advice = plan.delta_advice
         return Prepared(
             recipe=recipe,
             splits=self.splits,

@@ -141,8 +141,9 @@ def assemble(
     )  # fmt: skip
     mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
     private_optimizer = PrivateOptimizer(
-        optimizer, engine, mechanism, account, parameters=parameters, expected_batch=plan.expected_batch
-    )
+        optimizer, engine, mechanism, account, parameters=parameters, loader=loader,
+        expected_batch=plan.expected_batch,
+    )  # fmt: skip
     private = Private(model, private_optimizer, loader, account)
     before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
     # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may have

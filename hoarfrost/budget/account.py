@@ -6,7 +6,7 @@ of the same weights is put together by taking the larger count for each id: the 
 different steps are never taken for the same ones, whatever the runs are called, however often and in whichever order
 snapshots and ledgers are read. Releases in addition to the steps have ids in the same way.
 
-Weights may have *stages*: a run with steps, noise and an epsilon of its own goes on from what earlier runs have trained.
+Weights may have *stages*: a run with steps, noise and an epsilon of its own goes on from what earlier runs trained.
 What those released is known by its ids, too. It counts in everything that is said about the weights, and not in what
 this stage was planned for: its steps begin at 0, and its epsilon is for its own releases.
 """
@@ -291,14 +291,7 @@ class Account:
         """
         self._check_owner()
         validate.count(steps_taken=snapshot.steps_taken)
-        own = {id: event.steps for id, event in snapshot.counters.items() if event.steps and id not in snapshot.earlier}
-        if sum(own.values()) < snapshot.steps_taken:
-            raise InvalidValue("these weights have more steps behind them than were paid for")
-        if own and self._charges.earlier.issuperset(own):
-            raise InvalidValue(
-                "these weights are of an earlier stage (after=): what was spent on them is counted already. Load their "
-                "weights into the model alone, without the state of the earlier stage's optimizer"
-            )
+        self.check(snapshot)
         self.learn(snapshot)
         self.steps_taken, self._open = snapshot.steps_taken, 0
         if releases_stand and len(snapshot.made) == len(self._made):
@@ -311,6 +304,17 @@ class Account:
         finally:
             self._update()
         self.replace_lost_steps()
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Refuses a snapshot that this account cannot go on from."""
+        own = {id: event.steps for id, event in snapshot.counters.items() if event.steps and id not in snapshot.earlier}
+        if sum(own.values()) < snapshot.steps_taken:
+            raise InvalidValue("these weights have more steps behind them than were paid for")
+        if own and self._charges.earlier.issuperset(own):
+            raise InvalidValue(
+                "this is the state of an earlier stage (after=), of which everything is counted already. Load its "
+                "weights into the model alone, and begin this stage with an optimizer of its own"
+            )
 
     def replace_lost_steps(self) -> None:
         """Asks the ledger for steps that were lost, or as many of them as its budget allows.
@@ -445,8 +449,8 @@ class Account:
         entry = allowance.entry
         if entry.id in self._charges.earlier:
             raise InvalidValue(
-                f"the run {allowance.run!r} of the ledger is an earlier stage of these weights. Give this stage another "
-                "run=, and it is charged as what it is"
+                f"the run {allowance.run!r} of the ledger is an earlier stage of these weights. Give this stage a run= "
+                "of its own, and it is charged as what it is"
             )
         if replace(entry.event, steps=1) != self.plan.event(1) or entry.seeded != self.seeded:
             raise InvalidValue(

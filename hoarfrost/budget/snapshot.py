@@ -51,7 +51,7 @@ class Snapshot:
             raise ValueError("a planned release that was made is not among the releases")
         # Checkpoints of the first versions know of no stages, and do not say whether they were seeded.
         earlier, seeded = facts.get("earlier", ()), facts.get("seeded", False)
-        if not all(id in facts["counters"] or id in facts["releases"] for id in earlier) or not isinstance(seeded, bool):
+        if not {*earlier} <= {*facts["counters"], *facts["releases"]} or not isinstance(seeded, bool):
             raise ValueError("what it says of earlier stages cannot be")
         return cls(
             steps_taken=facts["steps_taken"],

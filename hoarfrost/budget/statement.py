@@ -11,7 +11,7 @@ from hoarfrost.budget.events import Event, Unprotected, by_kind, gathered
 from hoarfrost.validate import not_negative, probability
 
 SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
-ALONE = "Other runs on the same data are not in this epsilon: theirs and this one add up, unless one ledger counts them."
+ALONE = "This epsilon is this run's alone: runs on the same data add up, unless one ledger holds them all."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -23,6 +24,14 @@ from torch import Tensor
 from hoarfrost.errors import NotPrivate
 from hoarfrost.nested import map_tensors
 
+MISSED = (
+    "the loop went on to the next batch without optimizer.step() for the one before. That batch was drawn, so its step "
+    "is charged all the same; and if its examples decided that it was left out (`if len(y) == 0: continue`, `if "
+    "loss.isnan(): continue`), weights that did not move tell about them, which epsilon does not cover. Call "
+    "backward() and step() for every batch: an empty one is a step of noise, and an example whose gradient is not "
+    "finite contributes nothing by itself. To sit a broken batch out without telling, call optimizer.step() without "
+    "backward(): that is a step of noise, too"
+)
 HELD = 16  # chunks whose tensors are kept alive until it is known how far the loop looks ahead
 
 
@@ -105,6 +114,7 @@ class Tickets:
         self._worked_on: Ticket | None = None  # what the model ran on last
         self._batch = LogicalBatch(0)  # that is being handed over
         self._void = 0  # the number of the last batch that was released, or given up
+        self._told = False  # that a batch was passed without a step
         self._lock = threading.RLock()
 
     # What the loader says.
@@ -153,6 +163,7 @@ class Tickets:
             self._since_use = 0
             for ticket in self._out:
                 ticket.held = ()
+            self._tell_of_missed_steps()
             return self._worked_on
 
     def current(self) -> Ticket | None:
@@ -236,8 +247,15 @@ class Tickets:
         if self._lag is not None and not self._exhausted:
             for ticket in list(self._out)[: max(0, len(self._out) - 1 - self._lag)]:
                 ticket.passed = True
+        self._tell_of_missed_steps()  # before tickets go
         while self._out and self._out[0].passed and not any(True for _ in _alive(self._out[0])):
             self._out.popleft()
+
+    def _tell_of_missed_steps(self) -> None:
+        """Warns, once, of a batch that is behind the loop and was not released: what was fetched ahead is not."""
+        if not self._told and any(t.passed and t.chunk.last and not self.is_void(t) for t in self._out):
+            self._told = True
+            warnings.warn(MISSED, stacklevel=6)  # in the training loop, which asked the loader for a batch
 
 
 def _alive(ticket: Ticket) -> Iterable[Tensor]:

@@ -57,6 +57,7 @@ class PrivateOptimizer(Optimizer):
         self.parameters, self.loader = dict(parameters), loader
         self.expected_batch = expected_batch
         self.controller: FreezeController | None = None  # if anything is frozen
+        self.ended = False  # a later stage has taken over the model
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
@@ -108,6 +109,19 @@ class PrivateOptimizer(Optimizer):
         with progress.restoring(self):
             self.inner.load_state_dict(rest)
 
+    def let_go(self) -> None:
+        """Takes rules and freezing off the model, which a later stage trains from now on."""
+        self.ended = True
+        self.engine.reset()
+        self.engine.detach()
+        if self.controller is not None:
+            self.controller.thaw()
+
+    def take_back(self) -> None:
+        """As if `let_go` had not been; a batch that was under way is void."""
+        self.ended = False
+        self.engine.attach()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients. Chunks of a logical batch that is still under way are kept."""
         self.inner.zero_grad(set_to_none)
@@ -115,6 +129,7 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
+        self.refuse_ended()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -133,6 +148,14 @@ class PrivateOptimizer(Optimizer):
                     self.controller.live_shares += self.controller.live_share
                 self.account.commit()
         return loss
+
+    def refuse_ended(self) -> None:
+        """Refuses to go on with, or to save, weights that a later stage trains."""
+        if self.ended:
+            raise NotPrivate(
+                "a later stage (make_private(..., after=this run)) trains this model now: its weights have more behind "
+                "them than this run knows. Go on with, and save, what that make_private returned"
+            )
 
     def _refuse_changed_parameters(self) -> None:
         moved = {p for group in self.inner.param_groups for p in group["params"]}

@@ -43,6 +43,7 @@ class Progress:
     @classmethod
     def of(cls, optimizer: PrivateOptimizer) -> Progress:
         """Where the run of this optimizer is."""
+        optimizer.refuse_ended()
         account, engine, controller = optimizer.account, optimizer.engine, optimizer.controller
         tensors = {f"clipper.{name}": value for name, value in engine.clipper.state().items()}
         if controller is not None:

@@ -424,7 +424,9 @@ class Accounts(RuleBasedStateMachine):
                 charged[event.noise_multiplier] += event.steps
             assert +charged == Counter(noise for _, noise, _ in known.charged)
             assert set(model.account.releases) == known.looks
-            own: Counter[tuple[float, float]] = Counter((noise, 1.0) for who, noise, _ in known.charged if who in known.own)
+            own: Counter[tuple[float, float]] = Counter(
+                (noise, 1.0) for who, noise, _ in known.charged if who in known.own
+            )
             for event in map(self.events.__getitem__, known.looks & known.own):
                 own[event.noise_multiplier, event.sample_rate] += event.steps
             stage = {(event.noise_multiplier, event.sample_rate): event.steps for event in model.account.stage_events()}

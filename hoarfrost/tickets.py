@@ -32,6 +32,7 @@ MISSED = (
     "finite contributes nothing by itself. To sit a broken batch out without telling, call optimizer.step() without "
     "backward(): that is a step of noise, too"
 )
+FAR = 64  # no loop looks so many batches ahead
 HELD = 16  # chunks whose tensors are kept alive until it is known how far the loop looks ahead
 
 
@@ -114,7 +115,8 @@ class Tickets:
         self._worked_on: Ticket | None = None  # what the model ran on last
         self._batch = LogicalBatch(0)  # that is being handed over
         self._void = 0  # the number of the last batch that was released, or given up
-        self._told = False  # that a batch was passed without a step
+        self._complete: list[int] = []  # numbers of batches that were handed over whole, and not released or given up
+        self._told = False  # that a batch had no step
         self._lock = threading.RLock()
 
     # What the loader says.
@@ -128,6 +130,10 @@ class Tickets:
             held = tensors if self._lag is None and len(self._out) < HELD else ()
             self._out.append(Ticket(chunk, self._batch, tensors=tuple(map(weakref.ref, tensors)), held=held))
             self._since_use += 1
+            if chunk.last:
+                self._complete.append(self._batch.number)
+            if len(self._complete) > FAR and self._worked_on is not None:
+                self._tell_of_missed_steps()
             self._pass_by()
 
     def begin(self) -> None:
@@ -148,6 +154,7 @@ class Tickets:
         """Nothing that was handed over counts any more."""
         with self._lock:
             self._out.clear()
+            self._complete.clear()
             self._lag, self._exhausted, self._worked_on = None, False, None
             self._since_use = self._of_earlier_iterations = 0
 
@@ -163,7 +170,6 @@ class Tickets:
             self._since_use = 0
             for ticket in self._out:
                 ticket.held = ()
-            self._tell_of_missed_steps()
             return self._worked_on
 
     def current(self) -> Ticket | None:
@@ -180,8 +186,15 @@ class Tickets:
             return sum(not ticket.used and not ticket.passed for ticket in self._out) > 1
 
     def release(self, batch: LogicalBatch) -> None:
-        """The batch was released: nothing of it, or of what came before, can be used."""
+        """The batch was released: nothing of it, or of what came before, can be used.
+
+        Batches are worked on in order: one before it that was not released has had no step, which is said once. What
+        was fetched ahead comes after it.
+        """
         with self._lock:
+            if any(number < batch.number for number in self._complete):
+                self._tell_of_missed_steps()
+            self._complete = [number for number in self._complete if number > batch.number]
             self._void = max(self._void, batch.number)
             for ticket in self._out:
                 ticket.used |= self.is_void(ticket)
@@ -247,15 +260,13 @@ class Tickets:
         if self._lag is not None and not self._exhausted:
             for ticket in list(self._out)[: max(0, len(self._out) - 1 - self._lag)]:
                 ticket.passed = True
-        self._tell_of_missed_steps()  # before tickets go
         while self._out and self._out[0].passed and not any(True for _ in _alive(self._out[0])):
             self._out.popleft()
 
     def _tell_of_missed_steps(self) -> None:
-        """Warns, once, of a batch that is behind the loop and was not released: what was fetched ahead is not."""
-        if not self._told and any(t.passed and t.chunk.last and not self.is_void(t) for t in self._out):
+        if not self._told:
             self._told = True
-            warnings.warn(MISSED, stacklevel=6)  # in the training loop, which asked the loader for a batch
+            warnings.warn(MISSED, stacklevel=7)  # in the training loop, if it is optimizer.step() that found out
 
 
 def _alive(ticket: Ticket) -> Iterable[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import warnings
 from typing import Any
 
@@ -32,10 +34,10 @@ SKIPS: dict[str, Any] = {
 }
 
 
-def train(private: Any, skip: Any = None, epochs: Any = None, copies: bool = False) -> int:
+def train(private: Any, skip: Any = None, epochs: Any = None, copies: bool = False, most: int = 60) -> int:
     """Goes on where ``skip`` says so; how many batches were drawn."""
     drawn = 0
-    while drawn < 60:
+    while drawn < most and private.loader.steps_drawn < private.steps:
         for x, y in private.loader if epochs is None else epochs():
             drawn += 1
             if copies:
@@ -123,8 +125,32 @@ def test_chunks_of_a_batch_and_batches_broken_off_are_not_taken_for_it() -> None
 def test_a_chunked_batch_without_a_step_is_said() -> None:
     private = make(rate=0.5, steps=20, max_physical_batch=3)
     with pytest.warns(UserWarning, match="without optimizer.step"):
-        for x, y in private.loader:
-            nn.functional.cross_entropy(private.model(x), y)
+        train(private, lambda number, y, loss: number < 9)
+
+
+def test_a_loop_that_never_steps_is_told() -> None:
+    private = make(steps=200)
+    with pytest.warns(UserWarning, match="without optimizer.step"):
+        train(private, lambda number, y, loss: True, most=100)
+
+
+def test_a_thread_that_fetches_ahead_is_not_taken_for_it() -> None:
+    private = make()
+    waiting: queue.Queue[Any] = queue.Queue(maxsize=5)
+
+    def fetch() -> None:
+        for _ in range(6):
+            for batch in private.loader:
+                waiting.put(batch)
+        waiting.put(None)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(private, epochs=lambda: iter(waiting.get, None))
+    thread.join()
+    assert private.steps_taken == 60
 
 
 def test_a_batch_that_is_sat_out_with_a_step_is_noise_of_the_usual_size() -> None:

@@ -484,7 +484,7 @@ FAULTS = {
     ),
     "steps are added up, whoever tells of them": (
         "self.counters[id] = larger(self.counters.get(id, event), event)",
-        "self.counters[id] = replace(event, steps=event.steps + (self.counters[id].steps if id in self.counters else 0))",
+        "self.counters[id] = replace(event, steps=event.steps + getattr(self.counters.get(id), 'steps', 0))",
     ),
     "releases that others tell of are left out": ("{**releases, **self.releases}", "dict(self.releases)"),
     "own releases are forgotten": ("{**releases, **self.releases}", "dict(releases)"),

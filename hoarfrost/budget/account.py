@@ -1,5 +1,7 @@
 """What was planned, reserved, charged, lost and spent before: all that is known about the cost of one model's weights.
 
+What can be asked of it is in `spent.py`; this is how it changes.
+
 Steps are counted by *counters*. Every account that reserves steps without a ledger has a counter of its own, and so has
 every run that a ledger admitted; each has an id that was drawn at random, and only ever grows. What two accounts know
 of the same weights is put together by taking the larger count for each id: the same steps are never counted twice, and
@@ -23,20 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from hoarfrost import validate
-from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.booking import admit, book, held_for
-from hoarfrost.budget.charges import Charges, larger
 from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, by_kind, noisy
 from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
 from hoarfrost.budget.snapshot import Counters, Snapshot
-from hoarfrost.budget.statement import ALONE, Statement
+from hoarfrost.budget.spent import Spent, new_id
+from hoarfrost.budget.statement import Statement
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 
-class Account:
+class Account(Spent):
     """Counts what a run releases, before it releases it. Knows nothing of models.
 
     A step is reserved before its batch is drawn (`reserve`), taken when its noisy sum is about to exist (`charge`),
@@ -70,14 +71,10 @@ class Account:
     def __init__(
         self, plan: Plan, *, run: str | None = None, seeded: bool = False, after: Iterable[Snapshot] = ()
     ) -> None:
-        self.plan, self.seeded = plan, seeded
+        super().__init__(plan, seeded=seeded)
         self.run = secrets.token_hex(8) if run is None else run
         self.steps_taken = 0  # that the weights have behind them, of this stage
-        self.allowance: Allowance | None = None  # what a ledger admitted for the steps
         self.on_change: Callable[[], None] = _nothing  # called when more is known than before
-        self._charges = Charges(releases={_new_id(): event for event in plan.unprotected})
-        self._seeded_before = False  # steps that others took for these weights can be repeated from a seed
-        self._counter = _new_id()  # of steps that this object reserves without a ledger
         self._made: list[str | None] = [None] * len(plan.releases)
         self._held: dict[int, Allowance] = {}  # what a ledger holds for planned releases, by their number in the plan
         self._open = 0  # reserved by this process, and neither taken nor known to be lost
@@ -87,48 +84,7 @@ class Account:
             self._seeded_before |= snapshot.seeded
         self._update()
 
-    # What was spent.
-
-    @property
-    def id(self) -> str:
-        """Of the counter that the next step is charged to."""
-        return self._counter if self.allowance is None else self.allowance.entry.id
-
-    @property
-    def counters(self) -> dict[str, Gaussian]:
-        """The steps charged for these weights, by the id of their counter."""
-        return self._known.counters
-
-    @property
-    def releases(self) -> dict[str, Release]:
-        """Those in addition to the steps, by their id."""
-        return self._charges.releases
-
-    @property
-    def charged(self) -> int:
-        """How many steps this run was charged for: all that were reserved, used or not."""
-        return self.counters[self.id].steps
-
-    @property
-    def charged_in_all(self) -> int:
-        """How many steps were charged for these weights, by all runs and in all stages."""
-        return sum(event.steps for event in self.counters.values())
-
-    def events(self) -> tuple[Event, ...]:
-        """The releases made so far, steps of one kind added up."""
-        return self._known.events()
-
-    def stage_events(self) -> tuple[Event, ...]:
-        """Those of this stage: what the plan's epsilon is for."""
-        return self._known.events(earlier=False)
-
-    def epsilon(self) -> float:
-        """What was spent so far, at the plan's delta: 0 before the first step, infinite without noise."""
-        return self._cost(self.events())
-
-    def statement(self) -> Statement:
-        """What was spent so far, in words."""
-        return self._statement()
+    # What will be spent.
 
     def planned(self) -> Statement:
         """What will have been spent when all steps are taken and all planned releases are made."""
@@ -211,8 +167,8 @@ class Account:
         self._refuse_beyond_target(event, number)
         held = self._held.pop(number, None) if number is not None else None
         if held is None and self.allowance is not None:
-            held = admit(self.allowance, event, what, _new_id())
-        id = _new_id() if held is None else held.entry.id
+            held = admit(self.allowance, event, what, new_id())
+        id = new_id() if held is None else held.entry.id
         if held is not None:
             held.reserve()
         try:
@@ -343,24 +299,6 @@ class Account:
     # The inside.
 
     @property
-    def _known(self) -> Charges:
-        """What is known now; with a ledger also of steps that others have reserved under this run's name."""
-        known = self._charges.copy()
-        own = self.plan.event(0) if self.allowance is None else self.allowance.entry.spent
-        known.counters[self.id] = larger(known.counters.get(self.id, own), own)
-        return known
-
-    def _cost(self, events: Iterable[Event]) -> float:
-        return epsilon_of(events, self.plan.delta, self.plan.accountant)
-
-    def _statement(self, *more: Event) -> Statement:
-        found = Statement.of(
-            by_kind((*self.stage_events(), *more)), self.plan.delta, self.plan.accountant,
-            before=self._known.events(earlier=True), seeded=self.seeded or self._seeded_before,
-        )  # fmt: skip
-        return found if self.allowance is not None else replace(found, notes=(ALONE,))
-
-    @property
     def _in_hand(self) -> int:
         """Charged, and still to be taken."""
         return 0 if self.allowance is None else self.allowance.in_hand
@@ -391,11 +329,6 @@ class Account:
             return False
         own = (event for id, event in known.counters.items() if event.steps and id not in known.earlier)
         return all(event == plan.event(event.steps) for event in own)
-
-    @property
-    def _charged_in_stage(self) -> int:
-        known = self._known
-        return sum(event.steps for id, event in known.counters.items() if id not in known.earlier)
 
     def _update(self) -> None:
         """After more became known: how far the run goes."""
@@ -495,7 +428,7 @@ class Account:
     def _check_owner(self) -> None:
         """After a fork, and in a copy: the counter, and what was reserved or is held, are the first one's."""
         if self._owner != os.getpid():
-            self._owner, self._counter, self._open, self._held = os.getpid(), _new_id(), 0, {}
+            self._owner, self._counter, self._open, self._held = os.getpid(), new_id(), 0, {}
             self._update()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -510,7 +443,3 @@ class Account:
 
 def _nothing() -> None:
     pass
-
-
-def _new_id() -> str:
-    return secrets.token_hex(16)

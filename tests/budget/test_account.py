@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 
-from hoarfrost.budget import Account, Allowance, Gaussian, Ledger, Plan, PlannedRelease, Snapshot, Unprotected, _rdp
+from hoarfrost.budget import (
+    Account,
+    Allowance,
+    Gaussian,
+    Ledger,
+    Plan,
+    PlannedRelease,
+    Snapshot,
+    Unprotected,
+    _rdp,
+    epsilon,
+)
 from hoarfrost.budget import account as account_module
 from hoarfrost.budget import allowance as allowance_module
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
@@ -619,7 +630,7 @@ def test_an_earlier_stage_leaves_the_epsilon_of_the_next_alone() -> None:
     assert (second.steps, second.steps_taken, second.is_made(0)) == (6, 0, False)
     look(second)
     assert take_all(second) == 6
-    assert second.epsilon() > 2.0 >= account_module.epsilon_of(second.stage_events(), DELTA, "rdp")
+    assert second.epsilon() > 2.0 >= epsilon(second.stage_events(), DELTA, "rdp")
     assert second.charged_in_all == 12
     third = Account(calibrated(), after=[second.snapshot(), first.snapshot()])
     assert third.epsilon() == second.epsilon()

@@ -34,7 +34,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hoarfrost.budget import Gaussian, Ledger, Plan, PlannedRelease, account, as_gaussian, booking, charges, epsilon
+from hoarfrost.budget import (
+    Gaussian,
+    Ledger,
+    Plan,
+    PlannedRelease,
+    account,
+    as_gaussian,
+    booking,
+    charges,
+    epsilon,
+    spent,
+)
 from hoarfrost.errors import BudgetSpent, InvalidValue
 
 LOOK, OTHER_LOOK = Gaussian(noise_multiplier=6.0), Gaussian(noise_multiplier=9.0, sample_rate=0.5, steps=2)
@@ -498,7 +509,7 @@ FAULTS = {
         "return 0",
     ),
     "a copy goes on with the counter of the first": (
-        "os.getpid(), _new_id(), 0, {}",
+        "os.getpid(), new_id(), 0, {}",
         "os.getpid(), self._counter, 0, {}",
     ),
     "a copy takes what was drawn for the first": (', "_owner": None}', "}"),
@@ -543,14 +554,14 @@ FAULTS = {
     ),
     "an earlier stage is not counted": ("for snapshot in after:", "for snapshot in ():"),
     "what others call their own stays another stage's": ("(id in said or id not in told)", "True"),
-    "one's own becomes an earlier stage's": ("(id in self.earlier or id not in known)", "True"),
+    "one's own becomes an earlier stage's": ("(id in before or id not in known)", "True"),
     "a snapshot does not say what is of earlier stages": ("tuple(sorted(known.earlier))", "()"),
     "the run of an earlier stage is drawn on": ("if entry.id in self._charges.earlier:", "if False:"),
-    "an earlier stage's run has releases in this one": ("charges.earlier | new)", "charges.earlier)"),
+    "an earlier stage's run has releases in this one": ("charges.earlier | new,", "charges.earlier,"),
 }  # fmt: skip
 
 
-SOURCES = [Path(str(module.__file__)) for module in (charges, booking, account)]
+SOURCES = [Path(str(module.__file__)) for module in (charges, booking, spent, account)]
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> ModuleType:

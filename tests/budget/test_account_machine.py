@@ -345,6 +345,9 @@ class Accounts(RuleBasedStateMachine):
         for _, known, _ in earlier:
             model.known |= replace(known, own=frozenset())
         assert (model.account.steps_taken, model.account.steps) == (0, plans()[plan].steps)
+        self.reserve(model)
+        self.charge(model)
+        self.snapshots.append((json.dumps(model.account.snapshot().as_dict()), self.known(model), list(model.made)))
 
     @precondition(lambda self: self.snapshots)
     @rule(which=WHICH, told=WHICH, steps_only=st.booleans())

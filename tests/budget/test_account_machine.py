@@ -559,8 +559,6 @@ FAULTS = {
     "what others call their own stays another stage's": ("(id in said or id not in told)", "True"),
     "one's own becomes an earlier stage's": ("(id in before or id not in known)", "True"),
     "a snapshot does not say what is of earlier stages": ("tuple(sorted(known.earlier))", "()"),
-    "the run of an earlier stage is drawn on": ("if entry.id in self._charges.earlier:", "if False:"),
-    "an earlier stage's run has releases in this one": ("charges.earlier | new,", "charges.earlier,"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost.budget import Counters, Snapshot
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
+from hoarfrost.optim.progress import Progress
 from hoarfrost.run import Private, check_finite
 from hoarfrost.untrusted import line, shown_path, size_of
 
@@ -33,13 +34,8 @@ class Checkpoint:
     """What a checkpoint's header says. The tensors stay in the file until `restore`."""
 
     path: Path
-    account: Snapshot  # what was spent
-    position: Mapping[str, int]  # of the sampler
-    ledger: Mapping[str, str] | None  # path, run, and head
+    progress: Progress  # without its tensors
     facts: Mapping[str, Any]  # what the caller of `save` added
-    _clipper: str  # in words
-    _freezer: str | None  # in words
-    _live_shares: float  # of all steps, added up
     _optimizer: Mapping[str, Any]
     _scheduler: Mapping[str, Any] | None
 
@@ -69,23 +65,25 @@ class Checkpoint:
                 raise ValueError(f"it has format {header['format']!r}, and this version of Hoarfrost reads {FORMAT}")
             if "checksum" in header and CHECKSUM not in metadata:
                 raise ValueError("its checksum is missing")
-            ledger = header["ledger"]
-            if ledger is not None and not all(isinstance(ledger[name], str) for name in ("path", "run", "head")):
-                raise ValueError("what it says of its ledger cannot be")
             return cls(
                 path=path,
-                account=Snapshot.from_dict(header["account"]),
-                position=header["position"],
-                ledger=header["ledger"],
+                progress=Progress.from_dict(header, {}),
                 facts=header["facts"],
-                _clipper=header["clipper"],
-                _freezer=header["freezer"],
-                _live_shares=float(header["live_shares"]),
                 _optimizer=header["optimizer"],
                 _scheduler=header["scheduler"],
             )
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidValue(line(f"cannot read the checkpoint {shown_path(path)}: {_reason(error)}")) from error
+
+    @property
+    def account(self) -> Snapshot:
+        """What was spent."""
+        return self.progress.account
+
+    @property
+    def ledger(self) -> Mapping[str, str] | None:
+        """Path, run, and head."""
+        return self.progress.ledger
 
     @property
     def steps_taken(self) -> int:
@@ -105,39 +103,27 @@ class Checkpoint:
         if (scheduler is None) != (self._scheduler is None):
             have, lack = ("a scheduler", "none") if scheduler is None else ("no scheduler", "one")
             raise InvalidValue(f"the checkpoint {self.path} was saved with {have}, and is restored with {lack}")
-        self._check_ledger(private)
-        optimizer, clipper = private.optimizer, private.optimizer.engine.clipper
         try:
-            with safe_open(self.path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
-            # The account first: whatever of the rest fails, what these weights have behind them is known.
-            private.account.learn(self.account)
-            private.account.learn(also or {})
-            optimizer.engine.reset()
-            private.loader.load_state_dict({**self.position, "steps_drawn": self.steps_taken})
-            private.model.load_state_dict(_below("model", tensors))
-            _load_optimizer(optimizer.inner, self._optimizer, tensors)
-            if self._clipper == optimizer.engine.clipper_repr:
-                clipper.load_state(_below("clipper", tensors))
-            stands = optimizer.controller is not None and optimizer.controller.restore(
-                self._freezer, self._live_shares, _below("freezer", tensors)
-            )
-            private.account.restore(self.account, releases_stand=stands)
+            tensors = self._tensors()
+            with replace(self.progress, tensors=tensors).restoring(private.optimizer, also=also):
+                private.model.load_state_dict(_below("model", tensors))
+                _load_optimizer(private.optimizer.inner, self._optimizer, tensors)
             if scheduler is not None and self._scheduler is not None:
                 scheduler.load_state_dict(_like(scheduler.state_dict(), self._scheduler))
         except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
             reason = line(f"the checkpoint {shown_path(self.path)} does not fit this run: {_reason(error)}")
             raise InvalidValue(reason) from error
 
-    def _check_ledger(self, private: Private) -> None:
-        """Refuses a ledger that was cut since: what was charged to it after the checkpoint would be forgotten."""
-        if self.ledger is None or private.allowance is None:
-            return
-        ledger = private.allowance.ledger
-        ledger.refresh()
-        knows_it = any(ledger.with_id(id) is not None for id in self.account.counters)
-        if knows_it or ledger.path.resolve() == Path(self.ledger["path"]):
-            ledger.check(self.ledger["head"])
+    def weights(self) -> dict[str, Tensor]:
+        """The model's, as its `load_state_dict` takes them: to evaluate, or to begin a new stage with (``after=``)."""
+        try:
+            return _below("model", self._tensors())
+        except (OSError, SafetensorError) as error:
+            raise InvalidValue(line(f"cannot read the checkpoint {shown_path(self.path)}: {_reason(error)}")) from error
+
+    def _tensors(self) -> dict[str, Tensor]:
+        with safe_open(self.path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it has no other way
 
 
 def save(
@@ -159,18 +145,12 @@ def save(
     check_finite(private.model, private.steps_taken)
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
-    clipper, controller = private.optimizer.engine.clipper, private.optimizer.controller
-    tensors |= {f"clipper.{name}": value for name, value in clipper.state().items()}
-    tensors |= {f"freezer.{name}": value for name, value in (controller.freezer.state() if controller else {}).items()}
+    progress = Progress.of(private.optimizer)
+    tensors |= progress.tensors
     header = {
         "format": FORMAT,
         "checksum": "sha256",
-        "account": private.account.snapshot().as_dict(),
-        "position": private.loader.state_dict(),
-        "ledger": _ledger(private),
-        "clipper": private.optimizer.engine.clipper_repr,
-        "freezer": None if controller is None else controller.freezer_repr,
-        "live_shares": float(private.steps_taken) if controller is None else controller.live_shares,
+        **progress.as_dict(),
         "optimizer": optimizer,
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "facts": facts or {},
@@ -212,13 +192,6 @@ def _entry(checksum: str) -> bytes:
 
 def _below(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
-
-
-def _ledger(private: Private) -> dict[str, str] | None:
-    if private.allowance is None:
-        return None
-    ledger = private.allowance.ledger
-    return {"path": str(ledger.path.resolve()), "run": private.run, "head": str(ledger.head)}
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:

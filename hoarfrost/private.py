@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
+from hoarfrost.stages import Earlier, snapshots, taking_over
 
 
 def make_private(
@@ -51,6 +54,7 @@ def make_private(
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
+    after: Earlier | Sequence[Earlier] | None = None,
 ) -> Private:
     """Makes a model, its optimizer and its data private; the training loop stays plain PyTorch.
 
@@ -73,6 +77,11 @@ def make_private(
             and every step is written there before its batch is drawn (where workers draw ahead: handed over).
         run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on with the
             steps it has left: what it spent before a crash stays spent. `Private.load` brings its weights back.
+        after: the weights have been trained before, and this is a second stage, with steps, learning rate and epsilon
+            of its own: what make_private returned for the stage before, the path of a checkpoint of it, the state_dict
+            of its optimizer, or a list of these. Steps count from 0, and ``epsilon`` is for what this stage releases;
+            `Private.epsilon` and `Private.statement` are for all that the weights have behind them. If the model is
+            still that of the run before, that run ends here. The weights themselves are not loaded.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -98,16 +107,19 @@ def make_private(
         data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
         batch_first=batch_first, seed=seed,
     )  # fmt: skip
-    rate = loader.poisson.sample_rate
+    rate, earlier = loader.poisson.sample_rate, snapshots(after)
     plan = Plan.solve(
         size=loader.poisson.size, sample_rate=rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
         noise_multiplier=noise_multiplier, accountant=accountant,
         releases=planned_releases(freeze, data, model, parameters, rate),
     )  # fmt: skip
-    return assemble(
-        model, optimizer, loader, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction, seed=seed,
-        ledger=ledger, run=run,
-    )  # fmt: skip
+    if plan.delta_advice:
+        warnings.warn(plan.delta_advice, stacklevel=2)
+    with taking_over(model, after):
+        return assemble(
+            model, optimizer, loader, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction, seed=seed,
+            ledger=ledger, run=run, after=earlier,
+        )  # fmt: skip
 
 
 def assemble(
@@ -122,6 +134,7 @@ def assemble(
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
+    after: Iterable[budget.Snapshot] = (),
 ) -> Private:
     """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments."""
     if loader.poisson.sample_rate != plan.sample_rate:
@@ -133,7 +146,7 @@ def assemble(
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
     parameters = trained_parameters(model, optimizer)
     noise = Noise(seed)
-    account = Account(plan, run=run, seeded=noise.seeded)
+    account = Account(plan, run=run, seeded=noise.seeded, after=after)
     engine = Engine(
         model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
         batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
@@ -141,8 +154,9 @@ def assemble(
     )  # fmt: skip
     mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
     private_optimizer = PrivateOptimizer(
-        optimizer, engine, mechanism, account, parameters=parameters, expected_batch=plan.expected_batch
-    )
+        optimizer, engine, mechanism, account, parameters=parameters, loader=loader,
+        expected_batch=plan.expected_batch,
+    )  # fmt: skip
     private = Private(model, private_optimizer, loader, account)
     before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
     # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may have

@@ -55,12 +55,12 @@ class Private:
 
     @property
     def steps(self) -> int | None:
-        """How many steps the weights will have behind them in the end; None without a limit."""
+        """How many steps this stage of the weights will have in the end; None without a limit."""
         return self.account.steps
 
     @property
     def steps_taken(self) -> int:
-        """How many steps the weights have behind them."""
+        """How many steps the weights have behind them, in this stage (``after=``)."""
         return self.account.steps_taken
 
     @property
@@ -117,7 +117,8 @@ class Private:
 
         Guarantees:
             An upper bound for everything the optimizer has released, for data sets that differ in one example that is
-            in one and not in the other. Restoring earlier weights does not lower it.
+            in one and not in the other, and for everything that earlier stages (``after=``) released. Restoring earlier
+            weights does not lower it. Other runs on the same data are not in it: they add up, and a ledger counts them.
         """
         return self.account.epsilon()
 
@@ -125,7 +126,8 @@ class Private:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         engine = self.optimizer.engine
         how = "" if engine.clipping is None else f": {engine.clipping}"
-        return replace(self.account.statement(), notes=(f"gradients clipped by {engine.clipper_repr}{how}",))
+        found = self.account.statement()
+        return replace(found, notes=(f"gradients clipped by {engine.clipper_repr}{how}", *found.notes))
 
     # Checkpoints.
 
@@ -207,6 +209,7 @@ class Private:
 
     def _begin_batch(self) -> None:
         """Before a batch is drawn: what cannot end well is stopped here, and the step is charged for."""
+        self.optimizer.refuse_ended()
         check_finite(self.model, self.steps_taken)
         if self.account.next_step == 0:  # what these weights have behind them is known now, and nothing is charged yet
             self.optimizer.engine.clipper.check(self.info())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -23,6 +24,15 @@ from torch import Tensor
 from hoarfrost.errors import NotPrivate
 from hoarfrost.nested import map_tensors
 
+MISSED = (
+    "the loop went on to the next batch without optimizer.step() for the one before. That batch was drawn, so its step "
+    "is charged all the same; and if its examples decided that it was left out (`if len(y) == 0: continue`, `if "
+    "loss.isnan(): continue`), weights that did not move tell about them, which epsilon does not cover. Call "
+    "backward() and step() for every batch: an empty one is a step of noise, and an example whose gradient is not "
+    "finite contributes nothing by itself. To sit a broken batch out without telling, call optimizer.step() without "
+    "backward(): that is a step of noise, too"
+)
+FAR = 64  # no loop looks so many batches ahead
 HELD = 16  # chunks whose tensors are kept alive until it is known how far the loop looks ahead
 
 
@@ -105,6 +115,8 @@ class Tickets:
         self._worked_on: Ticket | None = None  # what the model ran on last
         self._batch = LogicalBatch(0)  # that is being handed over
         self._void = 0  # the number of the last batch that was released, or given up
+        self._complete: list[int] = []  # numbers of batches that were handed over whole, and not released or given up
+        self._told = False  # that a batch had no step
         self._lock = threading.RLock()
 
     # What the loader says.
@@ -118,6 +130,10 @@ class Tickets:
             held = tensors if self._lag is None and len(self._out) < HELD else ()
             self._out.append(Ticket(chunk, self._batch, tensors=tuple(map(weakref.ref, tensors)), held=held))
             self._since_use += 1
+            if chunk.last:
+                self._complete.append(self._batch.number)
+            if len(self._complete) > FAR and self._worked_on is not None:
+                self._tell_of_missed_steps()
             self._pass_by()
 
     def begin(self) -> None:
@@ -138,6 +154,7 @@ class Tickets:
         """Nothing that was handed over counts any more."""
         with self._lock:
             self._out.clear()
+            self._complete.clear()
             self._lag, self._exhausted, self._worked_on = None, False, None
             self._since_use = self._of_earlier_iterations = 0
 
@@ -169,8 +186,15 @@ class Tickets:
             return sum(not ticket.used and not ticket.passed for ticket in self._out) > 1
 
     def release(self, batch: LogicalBatch) -> None:
-        """The batch was released: nothing of it, or of what came before, can be used."""
+        """The batch was released: nothing of it, or of what came before, can be used.
+
+        Batches are worked on in order: one before it that was not released has had no step, which is said once. What
+        was fetched ahead comes after it.
+        """
         with self._lock:
+            if any(number < batch.number for number in self._complete):
+                self._tell_of_missed_steps()
+            self._complete = [number for number in self._complete if number > batch.number]
             self._void = max(self._void, batch.number)
             for ticket in self._out:
                 ticket.used |= self.is_void(ticket)
@@ -238,6 +262,11 @@ class Tickets:
                 ticket.passed = True
         while self._out and self._out[0].passed and not any(True for _ in _alive(self._out[0])):
             self._out.popleft()
+
+    def _tell_of_missed_steps(self) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(MISSED, stacklevel=7)  # in the training loop, if it is optimizer.step() that found out
 
 
 def _alive(ticket: Ticket) -> Iterable[Tensor]:

@@ -21,7 +21,9 @@ gradients freezing
 mechanism recipes
 optim
 run
-private checkpoint
+checkpoint
+stages
+private
 train
 audit
 testing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -520,3 +521,11 @@ def test_an_example_without_a_finite_gradient_is_counted_and_contributes_nothing
     train(q, 1)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.5, True), (1 / 60, True), (1 / 61, False), (1e-5, False)])
+def test_a_delta_that_would_allow_to_publish_an_example_is_warned_of(delta: float, warned: bool) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        private(small(), delta=delta, noise_multiplier=1.0)
+    assert any("published outright" in str(each.message) for each in told) == warned

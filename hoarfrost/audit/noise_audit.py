@@ -72,7 +72,7 @@ def noise(
     data = TensorDataset(torch.zeros(2, *shape, dtype=dtype))
     private = make_private(
         audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
-        noise_multiplier=1.0, delta=0.5, clip=OneClipping(clip), **freeze.options(audited),
+        noise_multiplier=1.0, delta=1e-5, clip=OneClipping(clip), **freeze.options(audited),
     )  # fmt: skip
     clipping = clipping_of(clip, audited)
     stds = clipping.stds(noise_multiplier=1.0)[0]

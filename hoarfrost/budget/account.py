@@ -1,17 +1,23 @@
 """What was planned, reserved, charged, lost and spent before: all that is known about the cost of one model's weights.
 
+What can be asked of it is in `spent.py`; this is how it changes.
+
 Steps are counted by *counters*. Every account that reserves steps without a ledger has a counter of its own, and so has
 every run that a ledger admitted; each has an id that was drawn at random, and only ever grows. What two accounts know
 of the same weights is put together by taking the larger count for each id: the same steps are never counted twice, and
 different steps are never taken for the same ones, whatever the runs are called, however often and in whichever order
 snapshots and ledgers are read. Releases in addition to the steps have ids in the same way.
+
+Weights may have *stages*: a run with steps, noise and an epsilon of its own goes on from what earlier runs trained.
+What those released is known by its ids, too. It counts in everything that is said about the weights, and not in what
+this stage was planned for: its steps begin at 0, and its epsilon is for its own releases.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -19,26 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from hoarfrost import validate
-from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.allowance import Allowance
+from hoarfrost.budget.booking import admit, book, held_for
 from hoarfrost.budget.entry import Entry
-from hoarfrost.budget.events import (
-    Event,
-    Gaussian,
-    Release,
-    Unprotected,
-    as_gaussian,
-    by_kind,
-    noisy,
-)
+from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, by_kind, noisy
 from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
 from hoarfrost.budget.snapshot import Counters, Snapshot
+from hoarfrost.budget.spent import Spent, new_id
 from hoarfrost.budget.statement import Statement
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 
-class Account:
+class Account(Spent):
     """Counts what a run releases, before it releases it. Knows nothing of models.
 
     A step is reserved before its batch is drawn (`reserve`), taken when its noisy sum is about to exist (`charge`),
@@ -48,12 +47,13 @@ class Account:
         plan: what the run is going to release.
         run: its name in a ledger.
         seeded: its noise can be repeated from a seed.
+        after: what was spent on these weights in earlier stages.
 
     Guarantees:
         What was released was charged before. Nothing is refunded: whatever is reserved counts as spent, used or not,
         and restoring an older snapshot lowers nothing. If the noise was calibrated for an epsilon, everything charged
-        for these weights that this account knows of stays within it, unless it exceeded it before. A copy, and the
-        child of a fork, count for themselves: what was reserved, and is in hand, stays with the first.
+        for this stage of these weights that this account knows of stays within it, unless it exceeded it before. A
+        copy, and the child of a fork, count for themselves: what was reserved, and is in hand, stays with the first.
 
     >>> plan = Plan.solve(size=1000, batch_size=100, steps=20, epsilon=2.0, delta=1e-5)
     >>> account = Account(plan)
@@ -63,70 +63,40 @@ class Account:
     ...     account.commit()
     >>> account.steps_taken, account.charged, account.epsilon() < 2.0
     (3, 3, True)
+    >>> second = Account(plan, after=[account.snapshot()])
+    >>> second.steps_taken, second.steps, second.epsilon() == account.epsilon()
+    (0, 20, True)
     """
 
-    def __init__(self, plan: Plan, *, run: str | None = None, seeded: bool = False) -> None:
-        self.plan, self.seeded = plan, seeded
+    def __init__(
+        self, plan: Plan, *, run: str | None = None, seeded: bool = False, after: Iterable[Snapshot] = ()
+    ) -> None:
+        super().__init__(plan, seeded=seeded)
         self.run = secrets.token_hex(8) if run is None else run
-        self.steps_taken = 0  # that the weights have behind them
-        self.allowance: Allowance | None = None  # what a ledger admitted for the steps
-        self.releases: dict[str, Release] = {_new_id(): event for event in plan.unprotected}
+        self.steps_taken = 0  # that the weights have behind them, of this stage
         self.on_change: Callable[[], None] = _nothing  # called when more is known than before
-        self._counters: dict[str, Gaussian] = {}
-        self._counter = _new_id()  # of steps that this object reserves without a ledger
         self._made: list[str | None] = [None] * len(plan.releases)
         self._held: dict[int, Allowance] = {}  # what a ledger holds for planned releases, by their number in the plan
         self._open = 0  # reserved by this process, and neither taken nor known to be lost
         self._owner: int | None = os.getpid()  # the process whose counter this is; None for a copy
+        for snapshot in after:
+            self._charges.learn(snapshot.counters, snapshot.releases, {*snapshot.counters, *snapshot.releases})
+            self._seeded_before |= snapshot.seeded
         self._update()
 
-    # What was spent.
-
-    @property
-    def id(self) -> str:
-        """Of the counter that the next step is charged to."""
-        return self._counter if self.allowance is None else self.allowance.entry.id
-
-    @property
-    def counters(self) -> dict[str, Gaussian]:
-        """The steps charged for these weights, by the id of their counter."""
-        own = self.plan.event(0) if self.allowance is None else self.allowance.entry.spent
-        return self._counters | {self.id: _larger(self._counters.get(self.id, own), own)}
-
-    @property
-    def charged(self) -> int:
-        """How many steps this run was charged for: all that were reserved, used or not."""
-        return self.counters[self.id].steps
-
-    @property
-    def charged_in_all(self) -> int:
-        """How many steps were charged for these weights, by all runs."""
-        return sum(event.steps for event in self.counters.values())
-
-    def events(self) -> tuple[Event, ...]:
-        """The releases made so far, steps of one kind added up."""
-        steps = (event for event in self.counters.values() if event.steps)
-        return by_kind((*steps, *self.releases.values()))
-
-    def epsilon(self) -> float:
-        """What was spent so far, at the plan's delta: 0 before the first step, infinite without noise."""
-        return epsilon_of(self.events(), self.plan.delta, self.plan.accountant)
-
-    def statement(self) -> Statement:
-        """What was spent so far, in words."""
-        return Statement.of(self.events(), self.plan.delta, self.plan.accountant, seeded=self.seeded)
+    # What will be spent.
 
     def planned(self) -> Statement:
         """What will have been spent when all steps are taken and all planned releases are made."""
         assert self.steps is not None
         more = self.plan.event(max(0, self.steps - self.next_step - self._in_hand))
-        events = by_kind((*self.events(), more, *self._pending()))
-        return Statement.of(events, self.plan.delta, self.plan.accountant, seeded=self.seeded)
+        return self._statement(more, *self._pending())
 
     def before_this_run(self) -> tuple[Event, ...]:
-        """Everything but this run's own steps; planned releases that are still to come count as made."""
-        others = (event for id, event in self.counters.items() if id != self.id)
-        return by_kind((*others, *self.releases.values(), *self._pending()))
+        """Everything of this stage but this run's own steps; planned releases still to come count as made."""
+        known = self._known
+        known.counters.pop(self.id)
+        return by_kind((*known.events(earlier=False), *self._pending()))
 
     def steps_within(self, epsilon: float) -> int:
         """How many steps the weights will have behind them when so much is spent."""
@@ -148,7 +118,7 @@ class Account:
                 "broken off, stay charged"
             )
         if self.allowance is None:
-            self._counters[self._counter] = self.plan.event(self.charged + 1)
+            self._charges.counters[self._counter] = self.plan.event(self.charged + 1)
         else:
             self._refuse_older(self.allowance.entry)
             # Without a target, lost steps are paid for and taken again.
@@ -197,8 +167,8 @@ class Account:
         self._refuse_beyond_target(event, number)
         held = self._held.pop(number, None) if number is not None else None
         if held is None and self.allowance is not None:
-            held = self._admit(self.allowance, event, what, _new_id())
-        id = _new_id() if held is None else held.entry.id
+            held = admit(self.allowance, event, what, new_id())
+        id = new_id() if held is None else held.entry.id
         if held is not None:
             held.reserve()
         try:
@@ -235,7 +205,7 @@ class Account:
         """
         self._check_owner()
         allowance, new = self._find(ledger, what, admission)
-        before = self.allowance, self.run, self._open, dict(self._counters), dict(self.releases)
+        before = self.allowance, self.run, self._open, self._charges.copy()
         try:
             self._attach(allowance)
         except BaseException:
@@ -244,7 +214,7 @@ class Account:
             if new:
                 allowance.close()
             self._held = {}
-            self.allowance, self.run, self._open, self._counters, self.releases = before
+            self.allowance, self.run, self._open, self._charges = before
             raise
 
     def close(self) -> None:
@@ -258,7 +228,10 @@ class Account:
 
     def snapshot(self) -> Snapshot:
         """What is known now, to be kept with the weights."""
-        return Snapshot(self.steps_taken, self.counters, dict(self.releases), tuple(self._made))
+        known, seeded = self._known, self.seeded or self._seeded_before
+        return Snapshot(
+            self.steps_taken, known.counters, known.releases, tuple(self._made), tuple(sorted(known.earlier)), seeded
+        )
 
     def restore(self, snapshot: Snapshot, *, releases_stand: bool = False) -> None:
         """Goes on from weights that a snapshot belongs to.
@@ -274,9 +247,8 @@ class Account:
         """
         self._check_owner()
         validate.count(steps_taken=snapshot.steps_taken)
-        if sum(event.steps for event in snapshot.counters.values()) < snapshot.steps_taken:
-            raise InvalidValue("these weights have more steps behind them than were paid for")
-        self._learn(snapshot.counters, snapshot.releases)
+        self.check(snapshot)
+        self.learn(snapshot)
         self.steps_taken, self._open = snapshot.steps_taken, 0
         if releases_stand and len(snapshot.made) == len(self._made):
             self._made = list(snapshot.made)
@@ -288,6 +260,17 @@ class Account:
         finally:
             self._update()
         self.replace_lost_steps()
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Refuses a snapshot that this account cannot go on from."""
+        own = {id: event.steps for id, event in snapshot.counters.items() if event.steps and id not in snapshot.earlier}
+        if sum(own.values()) < snapshot.steps_taken:
+            raise InvalidValue("these weights have more steps behind them than were paid for")
+        if own and self._charges.earlier.issuperset(own):
+            raise InvalidValue(
+                "this is the state of an earlier stage (after=), of which everything is counted already. Load its "
+                "weights into the model alone, and begin this stage with an optimizer of its own"
+            )
 
     def replace_lost_steps(self) -> None:
         """Asks the ledger for steps that were lost, or as many of them as its budget allows.
@@ -307,9 +290,10 @@ class Account:
     def learn(self, known: Snapshot | Counters) -> None:
         """Adds what somebody else knows of the steps charged for these weights; of a snapshot, its releases too."""
         if isinstance(known, Snapshot):
-            self._learn(known.counters, known.releases)
+            self._charges.learn(known.counters, known.releases, known.earlier, own=self.id)
+            self._seeded_before |= known.seeded
         else:
-            self._learn(known, {})
+            self._charges.learn(known, {}, own=self.id)
         self._update()
 
     # The inside.
@@ -327,7 +311,8 @@ class Account:
     @property
     def _target(self) -> float | None:
         """The epsilon to stay within; None if none was asked for, or if something was released without noise."""
-        return self.plan.epsilon if len(noisy(self.releases.values())) == len(self.releases) else None
+        own = self.stage_events()
+        return self.plan.epsilon if len(noisy(own)) == len(own) else None
 
     def _pending(self, but: int | None = None) -> tuple[Release, ...]:
         """Planned releases that are still to come, without the one of the number given."""
@@ -336,12 +321,14 @@ class Account:
 
     @property
     def _as_planned(self) -> bool:
-        """Whether nothing is known of these weights but what the noise was calibrated for."""
-        plan = self.plan
+        """Whether nothing is known of this stage but what the noise was calibrated for."""
+        plan, known = self.plan, self._known
         made = {id: r.event for id, r in zip(self._made, plan.releases, strict=True) if id is not None}
-        if plan.steps is None or plan.taken or self.releases != made or self.charged_in_all > plan.steps:
+        releases = {id: event for id, event in known.releases.items() if id not in known.earlier}
+        if plan.steps is None or plan.taken or releases != made or self._charged_in_stage > plan.steps:
             return False
-        return all(event == plan.event(event.steps) for event in self.counters.values() if event.steps)
+        own = (event for id, event in known.counters.items() if event.steps and id not in known.earlier)
+        return all(event == plan.event(event.steps) for event in own)
 
     def _update(self) -> None:
         """After more became known: how far the run goes."""
@@ -363,17 +350,16 @@ class Account:
         if target is None or plan.steps is None:
             return None
         if self._as_planned:
-            return max(0, plan.steps - (self.charged_in_all - self.charged))
+            return max(0, plan.steps - (self._charged_in_stage - self.charged))
         before, wanted = self.before_this_run(), self._consumed + max(0, plan.steps - self.steps_taken)
-        if epsilon_of((*before, plan.event(max(self.charged, wanted))), plan.delta, plan.accountant) <= target:
+        if self._cost((*before, plan.event(max(self.charged, wanted)))) <= target:
             return wanted
         return min(wanted, plan.steps_within(target, before))
 
     def _refuse_beyond_target(self, event: Release, number: int | None) -> None:
         if self._target is None or (number is not None and self._made[number] is None and self._as_planned):
             return
-        others = (*self.events(), *self._pending(but=number))
-        cost = epsilon_of((*others, event), self.plan.delta, self.plan.accountant)
+        cost = self._cost((*self.stage_events(), *self._pending(but=number), event))
         if cost > self._target:
             raise BudgetSpent(
                 f"{event} would bring this run to epsilon {cost:.4g}, above the {self._target:g} that was planned"
@@ -394,84 +380,55 @@ class Account:
 
     def _attach(self, allowance: Allowance) -> None:
         entry = allowance.entry
+        if entry.id in self._charges.earlier:
+            raise InvalidValue(
+                f"the run {allowance.run!r} of the ledger is an earlier stage of these weights. Give this stage a run= "
+                "of its own, and it is charged as what it is"
+            )
         if replace(entry.event, steps=1) != self.plan.event(1) or entry.seeded != self.seeded:
             raise InvalidValue(
                 f"the run {allowance.run!r} was admitted to the ledger with other settings ({entry.event}) than these "
                 f"({self.plan.event(entry.event.steps)}). Give another run=, and it is charged as what it is"
             )
-        self._counters = {id: event for id, event in self.counters.items() if event.steps}
+        self._charges = self._known
+        self._charges.counters = {id: event for id, event in self._charges.counters.items() if event.steps}
         self.allowance, self.run, self._open = allowance, allowance.run, 0
         self._read(allowance.ledger)
         for id, event in self.releases.items():
-            self._book(allowance, id, event)
+            book(allowance, id, event, booked=self.releases)
         while self._held:  # what another ledger, or another run, keeps for them is not needed any more
             self._held.popitem()[1].close()
         for number, planned in enumerate(self.plan.releases):
-            if self._made[number] is None and as_gaussian(planned.event).steps:
-                self._hold(allowance, number)
+            if self._made[number] is None and isinstance(planned.event, Gaussian) and planned.event.steps:
+                self._held[number] = held_for(allowance, planned, but=self._held.values())
         self._update()
 
     def _read(self, ledger: Ledger) -> None:
         """Adds what the ledger knows of these weights: what was lost after the last snapshot, say."""
         ledger.refresh()
+        charges = self._charges
         known = [entry for entry in map(ledger.with_id, self.counters) if entry is not None]
-        owned = [release for entry in known for release in ledger.owned_by(entry.id) if release.reserved]
-        self._learn({entry.id: entry.spent for entry in known}, {entry.id: entry.event for entry in owned})
+        for entry in known:
+            found = {each.id: each.event for each in ledger.owned_by(entry.id) if each.reserved}
+            # What is new of an earlier stage's run is of that stage, too.
+            new = found.keys() - charges.releases.keys() if entry.id in charges.earlier else set()
+            charges.learn({entry.id: entry.spent}, found, charges.earlier | new, own=self.id)
         for entry in known:
             self._refuse_older(entry)
 
     def _refuse_older(self, entry: Entry) -> None:
         """A ledger that has lost steps of these weights would give them out a second time, under the same id."""
-        if entry.id in self._counters and self._counters[entry.id].steps > entry.reserved:
+        known = self._charges.counters.get(entry.id)
+        if known is not None and known.steps > entry.reserved:
             raise LedgerDamaged(
-                f"{self._counters[entry.id].steps} steps of the run {entry.run!r} are known, and its ledger has "
-                f"{entry.reserved}: it was cut, or put back from an older copy"
+                f"{known.steps} steps of the run {entry.run!r} are known, and its ledger has {entry.reserved}: it was "
+                "cut, or put back from an older copy"
             )
-
-    def _learn(self, counters: Counters, releases: Mapping[str, Release]) -> None:
-        known = self.counters
-        for id, event in counters.items():
-            if replace(known.get(id, event), steps=0) != replace(event, steps=0):
-                raise InvalidValue(f"two kinds of steps with the same id: {known[id]}, and {event}")
-        for id, event in counters.items():
-            self._counters[id] = _larger(self._counters.get(id, event), event)
-        self.releases = {**releases, **self.releases}
-
-    def _book(self, allowance: Allowance, id: str, event: Release) -> None:
-        """Charges the ledger for a release that it does not know."""
-        ledger = allowance.ledger
-        booked = [each for each in map(ledger.with_id, self.releases) if each is not None]
-        # Of releases without noise one is as many as several: it need not be repeated whenever a run goes on.
-        known = isinstance(event, Unprotected) and any(each.event.noise_multiplier == 0 for each in booked)
-        if known or ledger.with_id(id) is not None or as_gaussian(event).steps == 0:
-            return
-        charge = self._admit(allowance, event, str(event), id)
-        charge.reserve()
-        charge.commit(charge.entry.event.steps)
-        charge.close()
-
-    def _hold(self, allowance: Allowance, number: int) -> None:
-        """Has the ledger keep room for a planned release: what it kept before a crash, or new."""
-        planned, taken = self.plan.releases[number], {held.entry.id for held in self._held.values()}
-        if isinstance(planned.event, Unprotected):
-            return
-        for entry in allowance.ledger.owned_by(allowance.entry.id):
-            if entry.event == planned.event and not entry.reserved and not entry.closed and entry.id not in taken:
-                self._held[number] = allowance.ledger.resume(entry.run, ahead=entry.event.steps)
-                return
-        self._held[number] = self._admit(allowance, planned.event, planned.what, _new_id())
-
-    def _admit(self, allowance: Allowance, event: Release, what: str, id: str) -> Allowance:
-        cost = as_gaussian(event)
-        return allowance.ledger.admit(
-            cost, run=f"{allowance.run}-{id[:8]}", what=what, seeded=self.seeded, ahead=cost.steps, id=id,
-            owner=allowance.entry.id,
-        )  # fmt: skip
 
     def _check_owner(self) -> None:
         """After a fork, and in a copy: the counter, and what was reserved or is held, are the first one's."""
         if self._owner != os.getpid():
-            self._owner, self._counter, self._open, self._held = os.getpid(), _new_id(), 0, {}
+            self._owner, self._counter, self._open, self._held = os.getpid(), new_id(), 0, {}
             self._update()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -479,18 +436,10 @@ class Account:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._counters, self.releases, self._made = dict(self._counters), dict(self.releases), list(self._made)
+        self._charges, self._made = self._charges.copy(), list(self._made)
         self.allowance = copy(self.allowance)
         self._check_owner()
 
 
 def _nothing() -> None:
     pass
-
-
-def _larger(one: Gaussian, other: Gaussian) -> Gaussian:
-    return other if other.steps > one.steps else one
-
-
-def _new_id() -> str:
-    return secrets.token_hex(16)

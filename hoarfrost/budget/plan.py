@@ -161,6 +161,21 @@ class Plan:
         """Releases without noise: with any of them, no epsilon holds."""
         return tuple(release.event for release in self.releases if isinstance(release.event, Unprotected))
 
+    @property
+    def delta_advice(self) -> str | None:
+        """What to say about a delta that is too large for so many examples.
+
+        >>> print(Plan(size=1500, sample_rate=0.1, noise_multiplier=1.0, delta=1e-2).delta_advice)
+        delta 0.01 is not below 1/1500, one over the number of examples: it would allow one of them to be published \
+outright
+        """
+        if self.delta * self.size < 1:
+            return None
+        return (
+            f"delta {self.delta:g} is not below 1/{self.size}, one over the number of examples: it would allow one of "
+            "them to be published outright"
+        )
+
     def event(self, steps: int) -> Gaussian:
         """What so many steps of this plan release.
 

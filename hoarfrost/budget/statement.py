@@ -7,10 +7,11 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.accountant import epsilon as epsilon_of
-from hoarfrost.budget.events import Event, Unprotected, gathered
+from hoarfrost.budget.events import Event, Unprotected, by_kind, gathered
 from hoarfrost.validate import not_negative, probability
 
 SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
+ALONE = "This epsilon is this run's alone: runs on the same data add up, unless one ledger holds them all."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Statement:
     seeded: bool = False
     relation: str = "add or remove one"
     unit: str = "one example"
-    notes: tuple[str, ...] = ()  # how it was done, as far as epsilon does not depend on it
+    stages: tuple[tuple[Event, ...], tuple[Event, ...]] | None = None  # the releases before this stage, and in it
+    notes: tuple[str, ...] = ()  # what else is to be said, as far as epsilon does not depend on it
 
     def __post_init__(self) -> None:
         not_negative(epsilon=self.epsilon)
@@ -47,9 +49,11 @@ class Statement:
         *,
         seeded: bool = False,
         unit: str = "one example",
+        before: Iterable[Event] = (),
     ) -> "Statement":
-        """The statement about these releases."""
-        releases = gathered(events)
+        """The statement about these releases, and those that earlier stages of the same weights made ``before``."""
+        own, earlier = gathered(events), gathered(before)
+        releases = by_kind((*earlier, *own)) if earlier else own
         return cls(
             epsilon=epsilon_of(releases, delta, accountant),
             delta=delta,
@@ -57,6 +61,7 @@ class Statement:
             releases=releases,
             seeded=seeded,
             unit=unit,
+            stages=(earlier, own) if earlier else None,
         )
 
     @property
@@ -72,7 +77,16 @@ class Statement:
             why = [str(event) for event in self.releases if isinstance(event, Unprotected)]
             first = f"not private ({'; '.join(why) or 'no noise'})"
         warning = (SEEDED,) if self.seeded else ()
-        return (first, *warning, f"for {self.unit}: {self.relation}", *map(str, self.releases), *self.notes)
+        unit = f"for {self.unit}: {self.relation}"
+        return (first, *warning, unit, *self._told_releases(), *self.notes)
+
+    def _told_releases(self) -> tuple[str, ...]:
+        if self.stages is None:
+            return tuple(map(str, self.releases))
+        before, now = ("; ".join(map(str, events)) or "nothing yet" for events in self.stages)
+        alone = epsilon_of(self.stages[1], self.delta, self.accountant)
+        cost = f" (epsilon {rounded_up(alone)} of its own)" if alone and math.isfinite(alone) else ""
+        return f"in earlier stages: {before}", f"in this stage: {now}{cost}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -94,6 +108,7 @@ class Statement:
             "seeded": self.seeded,
             "warning": SEEDED if self.seeded else None,
             "releases": [event.as_dict() for event in self.releases],
+            **({"before": [event.as_dict() for event in self.stages[0]]} if self.stages else {}),
             **({"notes": list(self.notes)} if self.notes else {}),
         }
 

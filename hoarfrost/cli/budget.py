@@ -112,14 +112,12 @@ def _plan(
         raise InvalidValue("give either --sample-rate, or --batch-size with --size")
     if batch_size is not None and size is None:
         raise InvalidValue("--batch-size needs --size, the number of training examples")
-    known = 1 if size is None else size  # with a sampling rate, nothing depends on it
+    known = 1 if size is None else size  # with a sampling rate, nothing but the advice depends on it
     plan = Plan.solve(size=known, sample_rate=sample_rate, batch_size=batch_size, **length, **privacy)
-    if size is not None:
+    if plan.delta_advice:
         from hoarfrost.cli.errors import report
-        from hoarfrost.train.formatting import delta_advice
 
-        if advice := delta_advice(plan.delta, size):
-            report(f"warning: {advice}")
+        report(f"warning: {plan.delta_advice}")
     return plan
 
 

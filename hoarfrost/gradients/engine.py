@@ -103,7 +103,7 @@ class Engine:
         self._passes: dict[int, _Pass] = {}
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
-        self._attach()
+        self.attach()
         if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
             warnings.warn(
                 "TensorFloat-32 rounds norms and sums to three digits, so that one example may move a sum by 0.1 % "
@@ -113,11 +113,13 @@ class Engine:
 
     # The model: rules in front of its modules.
 
-    def _attach(self) -> None:
+    def attach(self) -> None:
+        """Puts the rules in front of the model's modules."""
         if any(isinstance(module.__dict__.get("forward"), Wrapped) for module in self.model.modules()):
             raise NotPrivate(
-                "this model is private already; build it anew, or make a copy.deepcopy of it private. What was spent "
-                "on its weights is in the account of the copy only if they are brought over by a checkpoint"
+                "this model is private already. To train it further in a second stage, name the run that it belongs "
+                "to: make_private(..., after=private); for a copy.deepcopy of it, too, since its weights have the same "
+                "behind them. To begin anew, build the model anew"
             )
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():

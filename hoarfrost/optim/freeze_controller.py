@@ -111,6 +111,12 @@ class FreezeController:
             self._take_out_of_autograd()
         self._key = key
 
+    def thaw(self) -> None:
+        """Brings back into autograd what was taken out of it here; `apply` takes it out again."""
+        for name in self.frozen:
+            self.parameters[name].requires_grad_(True)
+        self.frozen, self._key = set(), _NEVER
+
     def _resolve(self, name: str, mask: Mask) -> bool | PartialMask:
         try:
             return resolve_mask(mask, self.parameters[name])

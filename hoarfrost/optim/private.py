@@ -19,6 +19,8 @@ from hoarfrost.mechanism import Coordinates, GaussianMechanism
 from hoarfrost.observers import Released
 from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.optim.frozen_guard import FrozenGuard, zero_moves_nothing
+from hoarfrost.optim.progress import KEY, Progress, progress_in, with_progress
+from hoarfrost.sampling import PoissonLoader
 
 
 class PrivateOptimizer(Optimizer):
@@ -30,6 +32,7 @@ class PrivateOptimizer(Optimizer):
     Args:
         parameters: those that ``inner`` moves, by name.
         account: is charged before the noisy gradient exists, and may refuse; commits when the step is done.
+        loader: that the batches come from; where it is belongs to the optimizer's state.
 
     Guarantees:
         Every live coordinate gets noise once a step, whether or not any example reached it; how much follows from the
@@ -46,13 +49,15 @@ class PrivateOptimizer(Optimizer):
         account: Account,
         *,
         parameters: Mapping[str, nn.Parameter],
+        loader: PoissonLoader,
         expected_batch: float,
     ):
         # Not Optimizer.__init__: it would make groups and state of its own, and there must be only one of each.
         self.inner, self.engine, self.mechanism, self.account = inner, engine, mechanism, account
-        self.parameters = dict(parameters)
+        self.parameters, self.loader = dict(parameters), loader
         self.expected_batch = expected_batch
         self.controller: FreezeController | None = None  # if anything is frozen
+        self.ended = False  # a later stage has taken over the model
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
@@ -83,10 +88,39 @@ class PrivateOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        """The inner optimizer's, and under "hoarfrost" what was spent on the weights and where the run is.
+
+        A plain optimizer takes it, too, and `torch.load(weights_only=True)` reads it.
+        """
+        return with_progress(self.inner.state_dict(), Progress.of(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict)
+        """Goes on from a private optimizer's state, as `Private.load` does; a plain one's is loaded as ever.
+
+        Guarantees:
+            What was spent on the weights that belong to the state is counted from now on, each step once, whether or
+            not the rest can be loaded; nothing is refunded. A batch that was under way is void.
+        """
+        progress = progress_in(state_dict)
+        rest = {key: value for key, value in state_dict.items() if key != KEY}
+        if progress is None:
+            self.inner.load_state_dict(rest)
+            return
+        with progress.restoring(self):
+            self.inner.load_state_dict(rest)
+
+    def let_go(self) -> None:
+        """Takes rules and freezing off the model, which a later stage trains from now on."""
+        self.ended = True
+        self.engine.reset()
+        self.engine.detach()
+        if self.controller is not None:
+            self.controller.thaw()
+
+    def take_back(self) -> None:
+        """As if `let_go` had not been; a batch that was under way is void."""
+        self.ended = False
+        self.engine.attach()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients. Chunks of a logical batch that is still under way are kept."""
@@ -95,6 +129,7 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
+        self.refuse_ended()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -113,6 +148,14 @@ class PrivateOptimizer(Optimizer):
                     self.controller.live_shares += self.controller.live_share
                 self.account.commit()
         return loss
+
+    def refuse_ended(self) -> None:
+        """Refuses to go on with, or to save, weights that a later stage trains."""
+        if self.ended:
+            raise NotPrivate(
+                "a later stage (make_private(..., after=this run)) trains this model now: its weights have more behind "
+                "them than this run knows. Go on with, and save, what that make_private returned"
+            )
 
     def _refuse_changed_parameters(self) -> None:
         moved = {p for group in self.inner.param_groups for p in group["params"]}

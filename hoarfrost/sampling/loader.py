@@ -141,7 +141,8 @@ class PoissonLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another process was, forwards or back; the next iteration ends where its epoch would have.
 
-        The batches are new ones in any case: a seeded stream goes on with numbers that neither has used.
+        The batches are new ones in any case: a seeded stream goes on with numbers that neither has used. An iteration
+        that is under way goes on to the end of its epoch.
         """
         for name in ("epoch", "steps_drawn", "iterations"):
             validate.count(**{name: state[name]})
@@ -149,7 +150,6 @@ class PoissonLoader:
         self._iterations = max(self._iterations, state["iterations"])
         until = self._first_step(self.epoch)
         self._rest = min(max(0, until - self.steps_drawn), until - self._first_step(max(0, self.epoch - 1)))
-        self._batches.draws = None
         self._paid = False  # what was charged for a batch that was not handed over is lost
         self.tickets.clear()
 
@@ -195,6 +195,9 @@ class PoissonLoader:
         while True:
             self._refuse_if_superseded(draws)
             if draws.between_batches and draws.handed_over < draws.steps:
+                if self.steps is not None and self.steps_drawn >= self.steps:  # another state was loaded meanwhile
+                    self.tickets.end()
+                    return
                 self._pay()
             batch = next(batches, _END)
             while draws.waiting and draws.waiting[0].examples == 0:

@@ -325,7 +325,7 @@ def _noise_audit(freezer: Freezer, model: nn.Module, data: Dataset[Any], rounds:
     inputs = data[0][0] if isinstance(data[0], tuple) else data[0]
     copied = copy.deepcopy(model)
     private = make_private(copied, SGD(copied.parameters(), lr=0.0), TensorDataset(torch.stack([inputs] * 2)),
-                           sample_rate=1e-9, steps=rounds, noise_multiplier=1.0, delta=0.5, freeze=freezer,
+                           sample_rate=1e-9, steps=rounds, noise_multiplier=1.0, delta=1e-5, freeze=freezer,
                            accountant="rdp")  # fmt: skip
     if private.plan.releases:
         return

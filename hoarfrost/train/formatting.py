@@ -55,20 +55,6 @@ def meaning(statement: Statement) -> str:
     )
 
 
-def delta_advice(delta: float, size: int) -> str | None:
-    """What to say about a delta that is too large for so many examples.
-
-    >>> delta_advice(1e-2, 1500)
-    'delta 0.01 is above 1/1500, one over the number of examples: it would allow one of them to be published outright'
-    """
-    if delta <= 1 / size:
-        return None
-    return (
-        f"delta {delta:g} is above 1/{size}, one over the number of examples: it would allow one of them to be "
-        "published outright"
-    )
-
-
 def not_learned_advice(before: float, lowest: float, clip: str) -> str | None:
     """What to say if training hardly helped: the test loss did not fall by a hundredth.
 

@@ -25,7 +25,7 @@ from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
-from hoarfrost.train import fingerprint, formatting
+from hoarfrost.train import fingerprint
 from hoarfrost.train.progress import Overview
 
 
@@ -207,7 +207,6 @@ class Parts:
             run=f"{recipe.name}-{secrets.token_hex(3)}",
         )
         assert plan.steps is not None  # a recipe always says how long
-        advice = formatting.delta_advice(plan.delta, plan.size)
         return Prepared(
             recipe=recipe,
             splits=self.splits,
@@ -218,7 +217,7 @@ class Parts:
                 recipe.schedule, private.optimizer, steps=plan.steps, sample_rate=plan.sample_rate
             ),
             device=self.device,
-            warnings=() if advice is None else (advice,),
+            warnings=(plan.delta_advice,) if plan.delta_advice else (),
         )
 
 

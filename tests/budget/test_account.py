@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 
-from hoarfrost.budget import Account, Allowance, Gaussian, Ledger, Plan, PlannedRelease, Snapshot, Unprotected
+from hoarfrost.budget import (
+    Account,
+    Allowance,
+    Gaussian,
+    Ledger,
+    Plan,
+    PlannedRelease,
+    Snapshot,
+    Unprotected,
+    _rdp,
+    epsilon,
+)
 from hoarfrost.budget import account as account_module
 from hoarfrost.budget import allowance as allowance_module
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
@@ -574,3 +585,80 @@ def test_ctrl_c_at_any_line_loses_nothing_that_was_released(
             assert number > lines
             return
     pytest.fail("the loop has no end")
+
+
+# What is said.
+
+
+def test_epsilon_is_worked_out_once_for_the_same_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    compose = _rdp.epsilon
+    monkeypatch.setattr(_rdp, "epsilon", lambda *given: asked.append(given) or compose(*given))
+    account = Account(stated(noise=8.765))  # of which no other test asks
+    take(account, 2)
+    told = {account.epsilon() for _ in range(5)} | {account.statement().epsilon}
+    assert len(asked) == len(told) == 1
+    take(account)
+    assert account.epsilon() > max(told)
+    assert len(asked) == 2
+
+
+def test_a_statement_says_that_runs_add_up_unless_a_ledger_counts_them(tmp_path: Path) -> None:
+    account = Account(stated())
+    assert any("runs on the same data add up" in line for line in account.statement().lines())
+    account.attach(ledger(tmp_path))
+    assert not any("add up" in line for line in account.statement().lines())
+
+
+def test_a_snapshot_of_the_first_versions_is_read() -> None:
+    """They know of no stages, and do not say whether they were seeded."""
+    account = Account(stated())
+    take(account, 2)
+    facts = account.snapshot().as_dict()
+    del facts["earlier"], facts["seeded"]
+    assert Snapshot.from_dict(facts) == account.snapshot()
+
+
+# Stages.
+
+
+def test_an_earlier_stage_leaves_the_epsilon_of_the_next_alone() -> None:
+    first = Account(calibrated(6, 0))
+    look(first)
+    take(first, 6)
+    second = Account(calibrated(6, 0), after=[first.snapshot()])
+    assert (second.steps, second.steps_taken, second.is_made(0)) == (6, 0, False)
+    look(second)
+    assert take_all(second) == 6
+    assert second.epsilon() > 2.0 >= epsilon(second.stage_events(), DELTA, "rdp")
+    assert second.charged_in_all == 12
+    third = Account(calibrated(), after=[second.snapshot(), first.snapshot()])
+    assert third.epsilon() == second.epsilon()
+    assert take_all(third) == 6
+
+
+def test_what_was_lost_of_an_earlier_stage_is_found_in_its_ledger(tmp_path: Path) -> None:
+    books = ledger(tmp_path)
+    first = Account(stated(12, 8.0, 4), run="first")
+    first.attach(books.path)
+    take(first, 2)
+    early = first.snapshot()
+    take(first, 2)
+    look(first)
+    second = Account(calibrated(), run="second", after=[early])
+    second.attach(books.path)
+    assert (second.charged_in_all, second.steps, second.stage_events()) == (4, 6, ())
+    assert list(second.releases.values()) == [LOOK]
+    assert take_all(second) == 6
+
+
+def test_one_s_own_steps_stay_one_s_own_whatever_a_later_stage_says() -> None:
+    first = Account(calibrated())
+    take(first, 2)
+    second = Account(calibrated(), after=[first.snapshot()])
+    take(second)
+    first.restore(second.snapshot())
+    assert first.stage_events() == first.events()
+    assert (first.steps_taken, first.steps) == (1, 4)
+    assert take_all(first) == 3
+    assert first.epsilon() <= 2.0

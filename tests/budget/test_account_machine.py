@@ -1,7 +1,8 @@
 """Accounts under whatever order of steps, releases, snapshots, ledgers, copies and crashes, against sets of releases.
 
 In the model every reserved step is an element of its own, and what an account must have charged is a set of them: to
-put together what two accounts know is a union. Counters, ids and the larger of two numbers are not in it.
+put together what two accounts know is a union. Counters, ids and the larger of two numbers are not in it. Of which
+stage a release is, is the set of those that somebody calls his own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -33,7 +34,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hoarfrost.budget import Gaussian, Ledger, Plan, PlannedRelease, account, as_gaussian
+from hoarfrost.budget import (
+    Gaussian,
+    Ledger,
+    Plan,
+    PlannedRelease,
+    account,
+    as_gaussian,
+    booking,
+    charges,
+    epsilon,
+    spent,
+)
 from hoarfrost.errors import BudgetSpent, InvalidValue
 
 LOOK, OTHER_LOOK = Gaussian(noise_multiplier=6.0), Gaussian(noise_multiplier=9.0, sample_rate=0.5, steps=2)
@@ -61,17 +73,24 @@ def plans() -> tuple[Plan, ...]:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of some weights: steps charged, steps taken, releases in addition (by id), and runs of ledgers."""
+    """What is known of some weights: steps charged, steps taken, releases in addition (by id), and runs of ledgers.
+
+    ``who`` are those that may have taken steps. ``own`` are those of them, and the releases, that somebody who knows
+    them calls his own stage's.
+    """
 
     charged: frozenset[Step] = frozenset()
     taken: frozenset[Step] = frozenset()
     looks: frozenset[str] = frozenset()
     runs: frozenset[Run] = frozenset()
+    who: frozenset[Any] = frozenset()
+    own: frozenset[Any] = frozenset()
 
     def __or__(self, other: Known) -> Known:
         return Known(
-            self.charged | other.charged, self.taken | other.taken, self.looks | other.looks, self.runs | other.runs
-        )
+            self.charged | other.charged, self.taken | other.taken, self.looks | other.looks, self.runs | other.runs,
+            self.who | other.who, self.own | other.own,
+        )  # fmt: skip
 
 
 @dataclass
@@ -122,8 +141,8 @@ class Accounts(RuleBasedStateMachine):
 
     # What is true.
 
-    def new(self, plan: int, name: int) -> Model:
-        made = self.module.Account(plans()[plan], run=f"run-{name}")
+    def new(self, plan: int, name: int, after: list[Any] | None = None) -> Model:
+        made = self.module.Account(plans()[plan], run=f"run-{name}", after=after or ())
         self.models.append(Model(made, made=[None] * len(made.plan.releases)))
         del self.models[:-MOST_ACCOUNTS]
         return self.models[-1]
@@ -139,16 +158,18 @@ class Accounts(RuleBasedStateMachine):
     def known(self, model: Model) -> Known:
         """With the steps of its own run, whoever takes them."""
         if model.run is None:
-            return model.known
+            return model.known | Known(who=frozenset({model.owner}), own=frozenset({model.owner}))
         run = self.books[model.run[0]].runs[model.run[1]]
-        return model.known | Known(charged=run.charged, taken=run.taken, runs=frozenset({model.run}))
+        ours = frozenset({model.run})
+        return model.known | Known(charged=run.charged, taken=run.taken, runs=ours, who=ours, own=ours)
 
     def read(self, model: Model, number: int) -> None:
         """What a ledger tells of the runs that the account knows."""
         known = self.known(model)
         for ledger, name in known.runs:
             if ledger == number:
-                known |= self.books[number].runs[name]
+                new = self.books[number].runs[name].looks - known.looks if (ledger, name) in known.own else frozenset()
+                known |= self.books[number].runs[name] | Known(own=new)
         model.known = known
 
     def look_into_ledgers(self) -> None:
@@ -170,7 +191,7 @@ class Accounts(RuleBasedStateMachine):
             books.closed = {entry.run for entry in ledger.entries if entry.closed}
 
     def refuses_to_exceed(self, model: Model, before: float) -> None:
-        plan, after = model.account.plan, model.account.epsilon()
+        plan, after = model.account.plan, cost_of_stage(model)
         assert plan.epsilon is None or after <= plan.epsilon or after == before
 
     def overtake(self, model: Model) -> None:
@@ -180,7 +201,7 @@ class Accounts(RuleBasedStateMachine):
     # Steps.
 
     def reserve(self, model: Model) -> bool:
-        spent, before = model.account.epsilon(), self.known(model).charged
+        spent, before = cost_of_stage(model), self.known(model).charged
         try:
             model.account.reserve()
         except BudgetSpent:
@@ -189,7 +210,7 @@ class Accounts(RuleBasedStateMachine):
         if model.run is None:
             step = (model.owner, model.account.plan.noise_multiplier, len(self.known(model).charged))
             assert step not in before
-            model.known |= Known(charged=frozenset({step}))
+            model.known |= Known(charged=frozenset({step}), who=frozenset({model.owner}), own=frozenset({model.owner}))
             model.open.append(step)
             return True
         if not model.hand:
@@ -263,12 +284,12 @@ class Accounts(RuleBasedStateMachine):
             event = plan.releases[number].event
         else:
             number = None
-        spent, refused = model.account.epsilon(), True
+        spent, refused = cost_of_stage(model), True
         with suppress(BudgetSpent, ZeroDivisionError), model.account.release(event, "a look", number=number) as id:
             refused = False
             assert id not in self.events
             self.events[id] = event
-            model.known |= Known(looks=frozenset({id}))
+            model.known |= Known(looks=frozenset({id}), own=frozenset({id}))
             if model.run is not None:
                 self.look_into_ledgers()
                 assert id in self.books[model.run[0]].runs[model.run[1]].looks  # before anything is released
@@ -290,7 +311,13 @@ class Accounts(RuleBasedStateMachine):
 
     def restore(self, model: Model, which: int, stand: bool) -> None:
         snapshot, known, made = self.saved(which)
-        model.account.restore(snapshot, releases_stand=stand)
+        took = {who for who, _, _ in known.charged if who in known.own}
+        try:
+            model.account.restore(snapshot, releases_stand=stand)
+        except InvalidValue:  # of an earlier stage: it cannot be this one's as well
+            assert took
+            assert took.isdisjoint(self.known(model).own)
+            return
         model.overtaken = False
         model.known, model.open = model.known | known, []
         if stand and len(made) == len(model.made):
@@ -310,17 +337,35 @@ class Accounts(RuleBasedStateMachine):
         self.restore(self.new(plan, name), snapshot, stand)
 
     @precondition(lambda self: self.snapshots)
+    @rule(snapshots=st.lists(WHICH, min_size=1, max_size=2), plan=st.sampled_from(range(5)), name=st.integers(0, 1))
+    def next_stage(self, snapshots: list[int], plan: int, name: int) -> None:
+        """Another account begins after what one snapshot, or two, belong to."""
+        earlier = [self.saved(which) for which in snapshots]
+        model = self.new(plan, name, after=[snapshot for snapshot, _, _ in earlier])
+        for _, known, _ in earlier:
+            model.known |= replace(known, own=frozenset())
+        assert (model.account.steps_taken, model.account.steps) == (0, plans()[plan].steps)
+        self.reserve(model)
+        self.charge(model)
+        self.snapshots.append((json.dumps(model.account.snapshot().as_dict()), self.known(model), list(model.made)))
+
+    @precondition(lambda self: self.snapshots)
     @rule(which=WHICH, told=WHICH, steps_only=st.booleans())
     def learn(self, which: int, told: int, steps_only: bool) -> None:
         model = self.pick(which)
         snapshot, known, _ = self.saved(told)
+        before = self.known(model)
         model.account.learn(snapshot.counters if steps_only else snapshot)
-        model.known |= Known(known.charged, known.taken, frozenset() if steps_only else known.looks, known.runs)
+        if steps_only:  # of which stage what is new is, it does not say
+            model.known |= replace(known, looks=frozenset(), own=known.who - before.who)
+        else:
+            model.known |= known
 
     @rule(which=WHICH, how=st.sampled_from([copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))]))
     def clone(self, which: int, how: Any) -> None:
         model = self.pick(which)
-        self.models.append(Model(how(model.account), self.known(model), model.run, made=list(model.made)))
+        known = model.known if model.run is None else self.known(model)
+        self.models.append(Model(how(model.account), known, model.run, made=list(model.made)))
         del self.models[:-MOST_ACCOUNTS]
 
     @rule(which=WHICH, restore=st.sampled_from([None, 0, 1]), attach=st.booleans(), stand=st.booleans())
@@ -357,7 +402,7 @@ class Accounts(RuleBasedStateMachine):
             return
         self.look_into_ledgers()
         ours = {step[0] for step in before.charged}
-        model.known = Known(before.charged, before.taken, before.looks, before.runs & ours)
+        model.known = replace(before, runs=before.runs & ours, who=before.who & ours)
         model.run, model.open, model.hand, model.overtaken = (number, name), [], [], False
         self.read(model, number)
         booked = {look for run in self.books[number].runs.values() for look in run.looks}
@@ -393,6 +438,13 @@ class Accounts(RuleBasedStateMachine):
                 charged[event.noise_multiplier] += event.steps
             assert +charged == Counter(noise for _, noise, _ in known.charged)
             assert set(model.account.releases) == known.looks
+            own: Counter[tuple[float, float]] = Counter(
+                (noise, 1.0) for who, noise, _ in known.charged if who in known.own
+            )
+            for event in map(self.events.__getitem__, known.looks & known.own):
+                own[event.noise_multiplier, event.sample_rate] += event.steps
+            stage = {(event.noise_multiplier, event.sample_rate): event.steps for event in model.account.stage_events()}
+            assert stage == own
             assert all(as_gaussian(event) == self.events[id] for id, event in model.account.releases.items())
             assert [model.account.is_made(number) for number in range(len(model.made))] == [
                 id is not None for id in model.made
@@ -404,7 +456,9 @@ class Accounts(RuleBasedStateMachine):
             account = model.account
             if account.plan.epsilon is not None and not model.overtaken:
                 more = account.steps - account.steps_taken > len(model.open) + len(model.hand)
-                assert account.planned().epsilon <= account.plan.epsilon or not more
+                planned = account.planned()
+                own = planned.releases if planned.stages is None else planned.stages[1]
+                assert epsilon(own, account.plan.delta, "rdp") <= account.plan.epsilon or not more
 
     @invariant()
     def nothing_is_refunded(self) -> None:
@@ -414,6 +468,10 @@ class Accounts(RuleBasedStateMachine):
             assert all(now.get(id, 0) >= steps for id, steps in counts.items())
             assert looks <= set(model.account.releases)
             model.seen = now, set(model.account.releases)
+
+
+def cost_of_stage(model: Model) -> float:
+    return epsilon(model.account.stage_events(), model.account.plan.delta, "rdp")
 
 
 def run(module: ModuleType, examples: int, steps: int, **how: Any) -> None:
@@ -435,26 +493,26 @@ def test_the_same_for_longer() -> None:
 
 FAULTS = {
     "what is learned replaces what is known": (
-        "self._counters[id] = _larger(self._counters.get(id, event), event)",
-        "self._counters[id] = event",
+        "self.counters[id] = larger(self.counters.get(id, event), event)",
+        "self.counters[id] = event",
     ),
     "steps are added up, whoever tells of them": (
-        "self._counters[id] = _larger(self._counters.get(id, event), event)",
-        "self._counters[id] = self.plan.event(event.steps + (self._counters[id].steps if id in self._counters else 0))",
+        "self.counters[id] = larger(self.counters.get(id, event), event)",
+        "self.counters[id] = replace(event, steps=event.steps + getattr(self.counters.get(id), 'steps', 0))",
     ),
     "releases that others tell of are left out": ("{**releases, **self.releases}", "dict(self.releases)"),
     "own releases are forgotten": ("{**releases, **self.releases}", "dict(releases)"),
     "what a failed release found stands": ("self._made[number] = None  # what it found is lost", "pass"),
     "a failed release is not charged": (
         "self._made[number] = None  # what it found is lost",
-        "self.releases.pop(id)",
+        "self._charges.releases.pop(id)",
     ),
     "what is in hand counts as taken": (
         "return 0 if self.allowance is None else self.allowance.in_hand",
         "return 0",
     ),
     "a copy goes on with the counter of the first": (
-        "os.getpid(), _new_id(), 0, {}",
+        "os.getpid(), new_id(), 0, {}",
         "os.getpid(), self._counter, 0, {}",
     ),
     "a copy takes what was drawn for the first": (', "_owner": None}', "}"),
@@ -467,41 +525,53 @@ FAULTS = {
     "the epsilon is no limit for steps": ("self._most <= self._consumed", "False"),
     "the epsilon is no limit for releases": ("if cost > self._target:", "if False:"),
     "planned releases get no room": (
-        "return by_kind((*others, *self.releases.values(), *self._pending()))",
-        "return by_kind((*others, *self.releases.values()))",
+        "return by_kind((*known.events(earlier=False), *self._pending()))",
+        "return known.events(earlier=False)",
     ),
     "steps of others are not taken off": (
-        "plan.steps - (self.charged_in_all - self.charged)",
+        "plan.steps - (self._charged_in_stage - self.charged)",
         "plan.steps",
     ),
     "how far the run goes is not worked out anew": (
         "            self._update()\n        self.replace_lost_steps()",
         "            pass\n        self.replace_lost_steps()",
     ),
-    "the ledger's releases are not read": ("for release in ledger.owned_by(entry.id)", "for release in ()"),
-    "the ledger's steps are not read": ("{entry.id: entry.spent for entry in known}", "{}"),
-    "the ledger is not charged for releases before it": ("self._book(allowance, id, event)", "pass"),
+    "the ledger's releases are not read": ("for each in ledger.owned_by(entry.id)", "for each in ()"),
+    "the ledger's steps are not read": ("charges.learn({entry.id: entry.spent},", "charges.learn({},"),
+    "the ledger is not charged for releases before it": ("book(allowance, id, event, booked=self.releases)", "pass"),
     "a ledger's run is not charged for releases": (
         "if held is None and self.allowance is not None:",
         "if False:",
     ),
     "steps without a ledger are forgotten": (
-        "self._counters = {id: event for id, event in self.counters.items() if event.steps}",
-        "self._counters = {}",
+        "self._charges.counters = {id: event for id, event in self._charges.counters.items() if event.steps}",
+        "self._charges.counters = {}",
     ),
     "a ledger that refused is drawn on": (
-        "self.allowance, self.run, self._open, self._counters, self.releases = before",
+        "self.allowance, self.run, self._open, self._charges = before",
         "pass",
     ),
+    "an earlier stage counts in what this one was planned for": (
+        "snapshot.releases, {*snapshot.counters, *snapshot.releases})",
+        "snapshot.releases)",
+    ),
+    "an earlier stage is not counted": ("for snapshot in after:", "for snapshot in ():"),
+    "what others call their own stays another stage's": ("(id in said or id not in told)", "True"),
+    "one's own becomes an earlier stage's": ("(id in before or id not in known)", "True"),
+    "a snapshot does not say what is of earlier stages": ("tuple(sorted(known.earlier))", "()"),
 }  # fmt: skip
 
 
+SOURCES = [Path(str(module.__file__)) for module in (charges, booking, spent, account)]
+
+
 def compiled(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> ModuleType:
-    """The account's module with a piece of its code replaced."""
-    module = ModuleType("hoarfrost.budget.faulty_account")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses and pickle look
-    source = Path(account.__file__).read_text().replace(right, wrong)
-    exec(compile(source, module.__name__, "exec"), module.__dict__)
+    """The account's module, and those that it is made of, with a piece of their code replaced."""
+    module = ModuleType("")
+    for source in SOURCES:
+        module = ModuleType(f"hoarfrost.budget.{source.stem}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses, pickle and imports look
+        exec(compile(source.read_text().replace(right, wrong), module.__name__, "exec"), module.__dict__)
     return module
 
 
@@ -513,7 +583,7 @@ def test_the_code_without_a_fault_is_found_right(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_has_its_place_in_the_code(fault: str) -> None:
-    assert Path(account.__file__).read_text().count(FAULTS[fault][0]) == 1
+    assert sum(source.read_text().count(FAULTS[fault][0]) for source in SOURCES) == 1
 
 
 @pytest.mark.slow

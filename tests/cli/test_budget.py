@@ -80,6 +80,6 @@ def test_a_large_delta_is_warned_about_on_standard_error_and_answered() -> None:
          "--delta", "0.02", "--accountant", "rdp", "--json"],
     )  # fmt: skip
     assert result.exit_code == 0
-    assert result.stderr.startswith("hoarfrost: warning: delta 0.02 is above 1/100")
+    assert result.stderr.startswith("hoarfrost: warning: delta 0.02 is not below 1/100")
     assert result.stderr.count("\n") == 1
     assert json.loads(result.stdout)["steps"] == 5

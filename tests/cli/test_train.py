@@ -93,7 +93,7 @@ def test_a_delta_above_one_over_n_is_a_warning_and_the_run_goes_on(tmp_path: Pat
     arguments = ["train", recipe, "-q", "--out", str(tmp_path / "run"), "--set", "privacy.delta=0.01"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
-    assert result.stderr.startswith("hoarfrost: warning: delta 0.01 is above 1/1500")
+    assert result.stderr.startswith("hoarfrost: warning: delta 0.01 is not below 1/1500")
     assert result.stderr.count("\n") == 1
 
 

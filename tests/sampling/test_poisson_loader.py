@@ -375,6 +375,15 @@ def test_a_run_that_goes_back_draws_new_batches():
     assert [first_column(b) for b in loader] != second
 
 
+def test_an_iteration_goes_on_after_another_state_was_loaded_and_keeps_to_the_steps():
+    loader = PoissonLoader(Numbers(40), batch_size=10, steps=9)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict({"epoch": 2, "steps_drawn": 8, "iterations": 2})
+    assert len(list(batches)) == 1
+    assert loader.steps_drawn == 9
+
+
 def test_a_run_restarted_within_an_epoch_first_finishes_that_epoch():
     started = PoissonLoader(Numbers(40), batch_size=10)
     batches = iter(started)

@@ -165,7 +165,7 @@ def test_ones_own_arrays_views_chunks_and_a_schedule(tmp_path: Path) -> None:
 
 
 def test_a_delta_above_one_over_the_number_of_examples_is_warned_about(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="delta 0.01 is above 1/1500"):
+    with pytest.warns(UserWarning, match="delta 0.01 is not below 1/1500"):
         result = run(tiny(privacy__delta=0.01, privacy__steps=1), out=tmp_path / "run")
     assert "Warning: delta 0.01" in (result.folder / "budget.txt").read_text()
     assert len(facts(result.folder, "run.json")["warnings"]) == 1

@@ -101,6 +101,7 @@ class Engine:
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
         self._calls = 0
         self._passes: dict[int, _Pass] = {}
+        self._losses: int | None = None  # how many `added_up` was told of, while it is under way
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self._attach()
@@ -227,14 +228,15 @@ class Engine:
 
     def _warn_of_half(self, gradient: Tensor) -> None:
         """A mean loss divides by the number of examples, and half precision rounds the quotient to three digits."""
-        if self._half_told or gradient.dtype not in (torch.float16, torch.bfloat16):
+        if self._half_told or self._losses is not None or gradient.dtype not in (torch.float16, torch.bfloat16):
             return
         self._half_told = True
         warnings.warn(
             f"gradients of a mean loss in {str(gradient.dtype).removeprefix('torch.')} are rounded otherwise for every "
             "batch size: one example more moves what each of the others contributes by up to 1 %, and with clipping "
             "that falls over a width (Global, Adaptive) by up to 10 % of the bound. The stated epsilon holds as far as "
-            'that is neglected. Add the losses of a batch up instead, with loss_reduction="sum"',
+            "that is neglected. Add the losses of a batch up instead: optimizer.backward(losses), with one loss per "
+            'example, or loss_reduction="sum"',
             stacklevel=2,
         )
 
@@ -256,6 +258,18 @@ class Engine:
             yield
         finally:
             self._paused = before
+
+    @contextmanager
+    def added_up(self, losses: int) -> Iterator[None]:
+        """A backward pass in this block differentiates the sum of so many losses, whatever `loss_reduction` is.
+
+        Refuses a number of losses other than that of the rows that the model ran on, of which each has one.
+        """
+        self._losses = losses
+        try:
+            yield
+        finally:
+            self._losses = None
 
     @property
     def active(self) -> bool:
@@ -306,12 +320,20 @@ class Engine:
         if len(counts) > 1:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
+        empty = this_pass.ticket is not None and this_pass.ticket.chunk.examples == 0
+        if self._losses not in (None, 0 if empty else examples * self.views):
+            raise NotPrivate(
+                "optimizer.backward(losses) has another number of losses than the model had rows, so that they cannot "
+                "be the losses of one example each. Hand over one loss for each row of the batch that the model ran "
+                "on, and weigh with 0 what shall not count."
+            )
         total = self.sums.cover(this_pass.ticket, examples)
         assert this_pass.ticket is not None  # or it was refused
-        if this_pass.ticket.chunk.examples == 0:
+        if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
-        scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
+        mean = self.loss_reduction == "mean" and self._losses is None
+        scale = float(examples) if mean else 1 / self.views
         device = next(iter(captured)).device
         with torch.autocast(device.type, enabled=False):
             uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}

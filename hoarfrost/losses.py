@@ -22,7 +22,7 @@ Weights = Tensor | Sequence[float] | None
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, weight: Weights = None, label_smoothing: float = 0.0) -> Tensor:
-    """Cross entropy between the softmax of ``logits`` [B, classes] and ``targets``: classes [B], or shares [B, classes].
+    """Cross entropy of the softmax of ``logits`` [B, classes] with ``targets``: classes [B], or shares [B, classes].
 
     Args:
         weight: a factor for each class. Unlike in `torch.nn.CrossEntropyLoss`, nothing is divided by the weights of the

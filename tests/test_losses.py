@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost import losses
@@ -260,7 +261,7 @@ def test_a_rare_class_with_a_large_weight_moves_a_step_by_the_bound_alone() -> N
         model = nn.Linear(3, 2)
         x = torch.randn(len(labels), 3, generator=torch.Generator().manual_seed(1)) * 0.1
         private = hoarfrost.make_private(
-            model, torch.optim.SGD(model.parameters(), lr=1.0), torch.utils.data.TensorDataset(x, labels),
+            model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(x, labels),
             sample_rate=1.0, noise_multiplier=0.0, delta=1e-3, steps=1,
         )  # fmt: skip
         weight = torch.tensor([1.0, 1000.0])
@@ -278,3 +279,92 @@ def test_a_rare_class_with_a_large_weight_moves_a_step_by_the_bound_alone() -> N
     assert moved[True] <= 1 + 1e-5
     assert moved[False] > 5
     assert math.isfinite(moved[False])
+
+
+# make_private(..., loss=): the loss is checked on the first batch.
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+
+
+def classified(number: int = 30) -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(number, 4), torch.arange(number) % 2)
+
+
+def checked(model: nn.Module, loss: Any, dataset: Any = None, **options: Any) -> Any:
+    settings = {"sample_rate": 1.0, "noise_multiplier": 1.0, "delta": 1e-3, "steps": 3, "seed": 3} | options
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hoarfrost.make_private(model, optimizer, dataset or classified(), loss=loss, **settings)
+
+
+def trained(loss: Any, **options: Any) -> list[Tensor]:
+    model = classifier()
+    private = checked(model, loss, **options)
+    torch.manual_seed(7)
+    while private.steps_taken < 3:
+        for x, y in private.loader:
+            F.cross_entropy(model(x), y).backward()
+            private.optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def logits_and_labels(output: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(output, batch[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"views": 3}, {"max_physical_batch": 7}], ids=str)
+def test_a_checked_run_is_the_same_run(options: dict[str, Any]) -> None:
+    for plain, looked_at in zip(trained(None, **options), trained(logits_and_labels, **options), strict=True):
+        assert torch.equal(plain, looked_at)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+def test_a_loss_that_mixes_is_refused_before_the_loop_gets_a_batch(views: int) -> None:
+    model, weight = classifier(), torch.tensor([1.0, 100.0])
+    before = [p.clone() for p in model.parameters()]
+    private = checked(model, lambda o, b: F.cross_entropy(o, b[1], weight=weight), views=views)
+    with pytest.raises(NotPrivate, match=r"the loss: .*optimizer\.backward\(losses\)"):
+        next(iter(private.loader))
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert private.steps_taken == 0
+    assert private.charged == 1  # it was drawn
+
+
+def test_views_of_one_example_may_meet_in_its_loss() -> None:
+    def over_views(output: Tensor, batch: Any) -> Tensor:
+        return logits_and_labels(output.unflatten(0, (-1, 3)).mean(1).repeat_interleave(3, 0), batch)
+
+    next(iter(checked(classifier(), over_views, views=3).loader))
+    with pytest.raises(NotPrivate, match="the loss"):
+        next(iter(checked(classifier(), lambda o, b: logits_and_labels(o - o.mean(0), b), views=3).loader))
+
+
+def test_batches_of_one_or_two_examples_are_waited_out() -> None:
+    seen: list[int] = []
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        seen.append(len(output))
+        return logits_and_labels(output - output.mean(0), batch)
+
+    private = checked(classifier(), loss, sample_rate=0.05, steps=1000)
+    sizes: list[int] = []
+
+    def loop() -> None:
+        while True:
+            sizes.extend(len(x) for x, _ in private.loader)
+
+    with pytest.raises(NotPrivate, match="the loss"):
+        loop()
+    assert sizes
+    assert max(sizes) < 3
+    assert max(seen) >= 3
+
+
+def test_a_batch_that_the_loop_changes_first_is_named() -> None:
+    data = TensorDataset(torch.randint(9, (30, 4)), torch.arange(30) % 2)
+    private = checked(classifier(), logits_and_labels, data)
+    with pytest.raises(InvalidValue, match=r"as the loader gives it.*check_independence"):
+        next(iter(private.loader))

@@ -109,7 +109,8 @@ class PrivateOptimizer(Optimizer):
         >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.randint(2, (100,)))
         >>> model = nn.Linear(3, 2)
         >>> model, optimizer, loader = hoarfrost.make_private(
-        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=20, noise_multiplier=1.0, delta=1e-5)
+        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), data,
+        ...     batch_size=20, noise_multiplier=1.0, delta=1e-5)
         >>> for x, y in loader:
         ...     optimizer.backward(hoarfrost.losses.cross_entropy(model(x), y, weight=[1.0, 100.0]))
         ...     optimizer.step()

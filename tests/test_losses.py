@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import hoarfrost
@@ -122,6 +124,79 @@ def test_a_pass_that_failed_leaves_no_trace_for_the_plain_one() -> None:
         raise RuntimeError
     model(x).sum(1).mean().backward()
     torch.testing.assert_close(engine.sums.total.sums["weight"], x.sum(0).expand(2, 3))
+
+
+MEETING = {
+    "contrastive": lambda output: F.cross_entropy(output @ output.T, torch.arange(len(output)), reduction="none"),
+    "[B, 1] against [B]": lambda output: ((output[:, :1] - output[:, 1]) ** 2).mean(1),
+    "divided by their sum": lambda output: output.square().sum(1) / output.square().sum(),
+    "centred": lambda output: (output - output.mean(0)).square().sum(1),
+    "neighbours": lambda output: (output * output.roll(1, 0)).sum(1),
+    "neighbours but one": lambda output: (output * output.roll(2, 0)).sum(1),
+}
+
+
+def given(losses: Callable[[Tensor], Tensor], views: int = 1) -> Tensor:
+    """What one step of a model makes of these losses of its outputs, without noise and clipping."""
+    torch.manual_seed(4)
+    model, x = nn.Linear(4, 3), torch.randn(8, 4)
+    private = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(x), sample_rate=1.0, noise_multiplier=0.0,
+        delta=1e-3, steps=3, views=views, clip=hoarfrost.clip.Local(1e6),
+    )  # fmt: skip
+    for (x,) in private.loader:
+        private.optimizer.backward(losses(model(x)))
+    return private.optimizer.engine.sums.total.sums["weight"]
+
+
+@pytest.mark.parametrize("kind", MEETING)
+@pytest.mark.parametrize("views", [1, 2])
+def test_losses_through_which_examples_meet_are_refused(kind: str, views: int) -> None:
+    with pytest.raises(NotPrivate, match="depends on other examples"):
+        given(MEETING[kind], views)
+
+
+def test_views_of_an_example_may_meet_and_leaves_outside_of_the_model_are_left_alone() -> None:
+    outside = torch.ones((), requires_grad=True)
+
+    def losses(output: Tensor) -> Tensor:
+        own = output.unflatten(0, (-1, 2)).mean(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1)
+        return own.square().sum(1) * outside
+
+    assert given(losses, views=2).any()
+    assert outside.grad is not None
+    once = outside.grad.clone()
+    with torch.no_grad():
+        torch.manual_seed(4)
+        model, x = nn.Linear(4, 3), torch.randn(8, 4)
+        torch.testing.assert_close(once, 2 * model(x).square().sum())  # one gradient, not one for every look
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_works_as_in_the_plain_backward(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_() if reentrant else x  # or the segment would have no gradient
+            return self.head(checkpoint(lambda x: torch.tanh(self.body(x)), x, use_reentrant=reentrant))
+
+    sums = []
+    for per_example in (True, False):
+        torch.manual_seed(5)
+        private = checked(Checkpointed(), None, noise_multiplier=0.0, loss_reduction="mean")
+        for x, y in private.loader:
+            found = F.cross_entropy(private.model(x), y, reduction="none")
+            if per_example:
+                private.optimizer.backward(found)
+            else:
+                found.mean().backward()
+        sums.append(private.optimizer.engine.sums.total.sums)
+    assert set(sums[0]) == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    for name, want in sums[1].items():
+        torch.testing.assert_close(sums[0][name], want)
 
 
 # hoarfrost.losses, each against torch's loss of one example alone.

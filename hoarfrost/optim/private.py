@@ -102,8 +102,9 @@ class PrivateOptimizer(Optimizer):
 
         Guarantees:
             Losses are added up, and `loss_reduction` does not matter: nothing is divided by the size of the batch, or
-            by anything that examples have a say in. Any other shape or number is refused. That each loss depends on its
-            own example alone is for ``losses`` to keep; `hoarfrost.check_independence` looks for losses that do not.
+            by anything that examples have a say in. Any other shape or number is refused. So are, in the first batches,
+            losses that bring a gradient to other examples than their own. What this cannot see is a number of other
+            examples that has no gradient (`losses / losses.detach().max()`): `hoarfrost.check_independence` does.
 
         >>> import hoarfrost
         >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.randint(2, (100,)))
@@ -117,6 +118,7 @@ class PrivateOptimizer(Optimizer):
         """
         _refuse_other_shapes(losses)
         with self.engine.added_up(len(losses)):
+            self.engine.apart.check(self.engine, losses)
             losses.sum().backward()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

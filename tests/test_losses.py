@@ -172,31 +172,36 @@ def test_views_of_an_example_may_meet_and_leaves_outside_of_the_model_are_left_a
         torch.testing.assert_close(once, 2 * model(x).square().sum())  # one gradient, not one for every look
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_works_as_in_the_plain_backward(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.reentrant = nn.Linear(4, 5), nn.Linear(5, 3), reentrant
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.requires_grad_() if reentrant else x  # or the segment would have no gradient
-            return self.head(checkpoint(lambda x: torch.tanh(self.body(x)), x, use_reentrant=reentrant))
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_() if self.reentrant else x  # or the segment would have no gradient
+        return self.head(checkpoint(lambda x: torch.tanh(self.body(x)), x, use_reentrant=self.reentrant))
 
-    sums = []
+
+def checkpointed(reentrant: bool, per_example: bool) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    private = checked(Checkpointed(reentrant), None, noise_multiplier=0.0)
+    for x, y in private.loader:
+        found = F.cross_entropy(private.model(x), y, reduction="none")
+        if per_example:
+            private.optimizer.backward(found)
+        else:
+            found.mean().backward()
+    return private.optimizer.engine.sums.total.sums
+
+
+def test_checkpointing_works_as_in_the_plain_backward() -> None:
+    one, plain = checkpointed(False, per_example=True), checkpointed(False, per_example=False)
+    assert set(one) == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    for name, want in plain.items():
+        torch.testing.assert_close(one[name], want)
     for per_example in (True, False):
-        torch.manual_seed(5)
-        private = checked(Checkpointed(), None, noise_multiplier=0.0, loss_reduction="mean")
-        for x, y in private.loader:
-            found = F.cross_entropy(private.model(x), y, reduction="none")
-            if per_example:
-                private.optimizer.backward(found)
-            else:
-                found.mean().backward()
-        sums.append(private.optimizer.engine.sums.total.sums)
-    assert set(sums[0]) == {"body.weight", "body.bias", "head.weight", "head.bias"}
-    for name, want in sums[1].items():
-        torch.testing.assert_close(sums[0][name], want)
+        with pytest.raises(NotPrivate):
+            checkpointed(True, per_example)
 
 
 # hoarfrost.losses, each against torch's loss of one example alone.

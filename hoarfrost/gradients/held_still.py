@@ -32,6 +32,9 @@ class ConstantRandomness(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(drawn[1])
+        if name == "rrelu_with_noise":  # (x, slopes that the backward pass reads, lowest, highest slope, training)
+            slope = (args[2] + args[3]) / 2
+            return args[0] * args[1].copy_(torch.where(args[0] > 0, 1.0, float(slope)))
         constant = _CONSTANTS.get(name)
         if constant is not None and isinstance(drawn, Tensor):
             fill = constant(args, kwargs or {}, drawn)

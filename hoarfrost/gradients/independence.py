@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -252,8 +253,9 @@ class _Check:
             )
         hooked = [n for n, m in self.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
         where = f"the loss, or a backward hook of {hooked[0] or 'the model'}" if hooked else "the loss"
+        much = f" by {100 * size:.2g} % of it" if isfinite(size) else ""
         raise NotPrivate(
-            f"{where}: {what} one example moves what the others contribute to the gradient (by {size:.0%}). Let every "
+            f"{where}: {what} one example moves what the others contribute to the gradient{much}. Let every "
             "example's loss depend on that example alone: no statistics over the batch, no [B, 1] against [B], and no "
             "division by what examples have a say in, as class weights and ignore_index have in torch's mean. Compute "
             "one loss per example and call optimizer.backward(losses); hoarfrost.losses has the usual ones."

@@ -365,6 +365,8 @@ MIXES: dict[str, Callable[[], Program]] = {
     "CVaR": with_losses(cvar),
     "top 25 %": with_losses(top_quarter),
     "losses by their mean, one per example": with_losses(lambda losses: losses / losses.detach().mean()),
+    "a root of the mean": regression(lambda o, y: F.mse_loss(o[:, 0], y).sqrt(), lambda: mlp(1)),
+    "a little of the others": with_loss(lambda o, y: F.cross_entropy(o + 1e-4 * o.mean(0), y)),
     "contrastive": lambda: Program(
         mlp(3), torch.randn(number_of_examples(), 4), lambda o, b: F.cross_entropy(o @ o.T, torch.arange(len(o)))
     ),
@@ -413,6 +415,14 @@ RIGHT: dict[str, Callable[[], Program]] = {
         mlp(3, nn.Dropout(0.5), nn.AlphaDropout(0.2)), labelled(), lambda o, b: F.cross_entropy(o, b[1])
     ),
     "an encoder with dropout": lambda: Program(encoder(), tokens_of_equal_length(), over_tokens),
+    "RReLU": lambda: Program(mlp(3, nn.RReLU()), labelled(), lambda o, b: F.cross_entropy(o, b[1])),
+    "random numbers around the logits": with_loss(
+        lambda o, y: F.cross_entropy(torch.distributions.Normal(o, 0.1).rsample() * torch.bernoulli(o.sigmoid()), y)
+    ),
+    "CTC": lambda: Program(
+        nn.Linear(4, 5), (torch.randn(5, 9, 4), torch.randint(1, 5, (5, 4)), torch.tensor([1, 2, 3, 4, 2])),
+        lambda o, b: F.ctc_loss(o.log_softmax(2).transpose(0, 1), b[1], torch.full((len(o),), 9), b[2]),
+    ),
     "checkpointing": lambda: Program(Checkpointed(), labelled(), lambda o, b: F.cross_entropy(o, b[1])),
     "LayerDrop": lambda: Program(LayerDrop(), labelled(), lambda o, b: F.cross_entropy(o, b[1])),
     "Gumbel softmax": applied(lambda x: F.gumbel_softmax(x)),

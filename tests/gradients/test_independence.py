@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,3 +250,8 @@ def test_a_model_that_is_a_batch_norm_itself_is_replaced() -> None:
     model, changes = hoarfrost.make_compatible(nn.BatchNorm1d(7))
     assert isinstance(model, nn.GroupNorm)
     assert changes == ["the model: BatchNorm1d(7) → GroupNorm(1, 7)"]
+
+
+def test_the_guide_counts_the_programs() -> None:
+    page = (Path(__file__).parents[2] / "docs/losses.md").read_text().replace("\n", " ")
+    assert f"{len(MIXES)} programs that mix and {len(RIGHT)} that do not, on {len(SEEDS)} random batches" in page

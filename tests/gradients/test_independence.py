@@ -113,6 +113,14 @@ def test_every_example_of_a_small_batch_is_tested() -> None:
         hoarfrost.check_independence(nn.Linear(4, 3), x, bent)
 
 
+def test_what_shows_only_in_a_smaller_batch_is_seen() -> None:
+    def bent(output: Tensor, batch: Tensor) -> Tensor:
+        return output.sum(1).mean() * (2 if len(batch) == 4 else 1)
+
+    with pytest.raises(NotPrivate, match="the loss: leaving out one example"):
+        hoarfrost.check_independence(nn.Linear(4, 3), torch.randn(5, 4), bent)
+
+
 def test_where_all_labels_are_equal_another_one_is_tried() -> None:
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 100.0]))
     for label in (0, 1):

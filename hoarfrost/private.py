@@ -21,13 +21,14 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
+from hoarfrost.gradients.independence import LossFunction, examine_first
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.run import Private
-from hoarfrost.sampling import PoissonLoader
+from hoarfrost.sampling import Chunk, PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
 from hoarfrost.stages import Earlier, snapshots, taking_over
 
@@ -46,6 +47,7 @@ def make_private(
     noise_multiplier: float | None = None,
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
     freeze: Freezer | None = None,
+    loss: LossFunction | None = None,
     loss_reduction: Reduction = "mean",
     max_physical_batch: int | None = None,
     views: int = 1,
@@ -67,6 +69,9 @@ def make_private(
         epsilon, noise_multiplier: one of them. Noise of 0 is allowed, and then epsilon is infinite.
         clip: the clipping style.
         freeze: which coordinates are live in which step (`hoarfrost.freeze`); by default all of them in all of them.
+        loss: ``loss(output, batch)``, what the loop differentiates, is checked (`check_independence`) on a few examples
+            of the first batch, before the loop gets it; the model is called as there. For a loop that does not use
+            `optimizer.backward(losses)`.
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one.
@@ -117,8 +122,8 @@ def make_private(
         warnings.warn(plan.delta_advice, stacklevel=2)
     with taking_over(model, after):
         return assemble(
-            model, optimizer, loader, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction, seed=seed,
-            ledger=ledger, run=run, after=earlier,
+            model, optimizer, loader, plan, clip=clip, freeze=freeze, loss=loss,
+            loss_reduction=loss_reduction, seed=seed, ledger=ledger, run=run, after=earlier,
         )  # fmt: skip
 
 
@@ -130,6 +135,7 @@ def assemble(
     *,
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
     freeze: Freezer | None = None,
+    loss: LossFunction | None = None,
     loss_reduction: Reduction = "mean",
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
@@ -177,7 +183,24 @@ def assemble(
             for name, weights in before.items():
                 parameters[name].copy_(weights)
         raise
+    if loss is not None:
+        _inspect_first_batch(private, loss)
     return private
+
+
+def _inspect_first_batch(private: Private, loss: LossFunction) -> None:
+    """Has the loss checked on the first batch that can show whether examples mix."""
+    loader, engine = private.loader, private.optimizer.engine
+
+    def inspect(batch: Any, chunk: Chunk) -> None:
+        if chunk.examples >= 3:
+            examine_first(
+                private.model, batch, loss, rows=chunk.examples * loader.views, views=loader.views,
+                loss_reduction=engine.loss_reduction, batch_first=loader.batch_first,
+            )  # fmt: skip
+            loader.inspect = None
+
+    loader.inspect = inspect
 
 
 def planned_releases(

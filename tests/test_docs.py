@@ -101,6 +101,20 @@ def test_the_examples_of_extending_run(
     assert type(given["result"].model[1]) is nn.Linear
 
 
+def test_the_examples_of_losses_run() -> None:
+    page = (ROOT / "docs/losses.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```") // 2 == 3
+    given: dict[str, Any] = {}
+    for each in blocks:
+        exec(each, given)
+    mean_over_all = lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch[1].flatten())  # noqa: E731
+    with pytest.raises(hoarfrost.errors.NotPrivate, match="the loss"):
+        hoarfrost.check_independence(
+            given["Words"](), 5, mean_over_all, dataset=given["texts"], collate=given["pad"]
+        )  # fmt: skip
+
+
 def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(block("docs/command-line.md", "toml") + block("docs/freezing.md", "toml"))

@@ -20,11 +20,13 @@ from torch.utils.hooks import RemovableHandle
 from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import GONE, check_clipping
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.apart import Apart
 from hoarfrost.gradients.batch_sums import BatchSums
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
+from hoarfrost.gradients.loss_graph import LossGraph
 from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
@@ -87,6 +89,7 @@ class Engine:
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self._rows_checked = 0
         self._jumps_told = False
+        self._loss_graph = LossGraph(loss_reduction)
         self._half_told = loss_reduction != "mean"
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
@@ -101,6 +104,9 @@ class Engine:
         self._call = 0  # the run of the whole model that is under way; 0 outside of one
         self._calls = 0
         self._passes: dict[int, _Pass] = {}
+        self._trial = False  # nothing of the pass that is running is kept
+        self.apart = Apart()
+        self._losses: int | None = None  # how many `added_up` was told of, while it is under way
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self.attach()
@@ -229,14 +235,15 @@ class Engine:
 
     def _warn_of_half(self, gradient: Tensor) -> None:
         """A mean loss divides by the number of examples, and half precision rounds the quotient to three digits."""
-        if self._half_told or gradient.dtype not in (torch.float16, torch.bfloat16):
+        if self._half_told or self._losses is not None or gradient.dtype not in (torch.float16, torch.bfloat16):
             return
         self._half_told = True
         warnings.warn(
             f"gradients of a mean loss in {str(gradient.dtype).removeprefix('torch.')} are rounded otherwise for every "
             "batch size: one example more moves what each of the others contributes by up to 1 %, and with clipping "
             "that falls over a width (Global, Adaptive) by up to 10 % of the bound. The stated epsilon holds as far as "
-            'that is neglected. Add the losses of a batch up instead, with loss_reduction="sum"',
+            "that is neglected. Add the losses of a batch up instead: optimizer.backward(losses), with one loss per "
+            'example, or loss_reduction="sum"',
             stacklevel=2,
         )
 
@@ -258,6 +265,30 @@ class Engine:
             yield
         finally:
             self._paused = before
+
+    @contextmanager
+    def added_up(self, losses: int) -> Iterator[None]:
+        """A backward pass in this block differentiates the sum of so many losses, whatever `loss_reduction` is.
+
+        Refuses a number of losses other than that of the rows that the model ran on, of which each has one.
+        """
+        self._losses = losses
+        try:
+            yield
+        finally:
+            self._losses = None
+
+    def tried(self, losses: Tensor, weights: Tensor) -> list[list[Contribution]]:
+        """What a backward pass from ``losses`` with these weights would bring to each parameter; nothing is kept."""
+        known, self._trial = set(self._passes), True
+        try:  # not backward(): what is no part of the model must not be given a gradient
+            torch.autograd.grad(losses, self._anchor, weights, retain_graph=True, allow_unused=True)
+        except RuntimeError:
+            pass  # reentrant checkpoints cannot be asked in this way
+        finally:
+            self._trial = False
+            passes = [self._passes.pop(key) for key in self._passes.keys() - known]
+        return [parts for each in passes for parts in each.captured.values()]
 
     @property
     def active(self) -> bool:
@@ -300,6 +331,8 @@ class Engine:
 
     @torch.no_grad()
     def _finish(self) -> None:
+        if self._trial:
+            return
         this_pass = self._passes.pop(torch._C._current_graph_task_id(), None)
         if this_pass is None or not this_pass.captured:
             return  # another leaf's callback has been here, or nothing is live
@@ -308,12 +341,25 @@ class Engine:
         if len(counts) > 1:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
+        empty = this_pass.ticket is not None and this_pass.ticket.chunk.examples == 0
+        if self._losses not in (None, 0 if empty else examples * self.views):
+            raise NotPrivate(
+                "optimizer.backward(losses) has another number of losses than the model had rows, so that they cannot "
+                "be the losses of one example each. Hand over one loss for each row of the batch that the model ran "
+                "on, and weigh with 0 what shall not count."
+            )
         total = self.sums.cover(this_pass.ticket, examples)
         assert this_pass.ticket is not None  # or it was refused
-        if this_pass.ticket.chunk.examples == 0:
+        if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
+        if self._losses is None:
+            chunk = this_pass.ticket.chunk
+            self._loss_graph.look(
+                examples * self.views, whole=chunk.first and chunk.last and examples == chunk.examples
+            )
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
-        scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
+        mean = self.loss_reduction == "mean" and self._losses is None
+        scale = float(examples) if mean else 1 / self.views
         device = next(iter(captured)).device
         with torch.autocast(device.type, enabled=False):
             uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}

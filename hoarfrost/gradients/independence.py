@@ -1,36 +1,59 @@
-"""check_independence(): changes one example and sees that no other example's output or loss moves."""
+"""check_independence(): leaves out and replaces examples one by one, and sees that what the others contribute stays.
+
+Let S(B) be what a batch B contributes: the gradient of a sum loss, or of a mean loss times the number of examples. Each
+example contributes on its own exactly if S(B) is the sum of the S({i}), whatever the model and the loss are made of. So
+S(B) - S(B without i) must be S({i}), and replacing i by r must add S({r}) - S({i}). Gradients are plain autograd's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.gradients.probe import cuda_devices, examples_in, seed_all, tensors_in
-from hoarfrost.nested import map_tensors
+from hoarfrost.errors import HoarfrostError, InvalidValue, NotPrivate
+from hoarfrost.gradients.forward import Wrapped
+from hoarfrost.gradients.held_still import held_still
+from hoarfrost.gradients.members import Collated, Members, Picked, example_dim, spread, tensors_of
 
-TOLERANCE = 1e-4  # batches of another size may be added up in another order
+LossFunction = Callable[[Any, Any], Tensor]
+Place = tuple[str, bool]  # a module, and whether what reaches it is meant, or what comes out of it
+TESTED = 8  # examples of a batch that are left out and replaced, one after the other
+FIRST_EXAMPLES, FIRST_TESTED = 6, 4  # of a run's first batch: 19 runs of a few examples
+# How much of a sum rounding may move. Models compute some things in float32 whatever they are cast to.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
 def check_independence(
     model: nn.Module,
     batch: Any,
-    loss: Callable[[Any, Any], Tensor] | None = None,
+    loss: LossFunction | None = None,
     *,
+    dataset: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     loss_reduction: Literal["mean", "sum"] = "mean",
     batch_first: bool = True,
 ) -> None:
-    """Raises `NotPrivate` if an example of ``batch`` influences another's output or loss gradient.
+    """Raises `NotPrivate` if an example of ``batch`` has a say in what another one contributes to the gradient.
 
-    The batch is run as it is, with its first example replaced, and with its first example left out. ``batch`` is a
-    tensor, a mapping (the model is called with it as keyword arguments) or a tuple whose first entry the model is
-    called with. ``loss(output, batch)`` is what the training loop differentiates; a Hugging Face output brings its own.
-    Use a real batch of at least three examples: a loss that divides by the number of tokens, say, shows only where
-    examples differ in length.
+    Examples are left out and replaced one after the other (of a large batch, eight of them), and the gradient must
+    change by that example's own. The model and all generators of random numbers are as before afterwards.
+
+    Args:
+        batch: a tensor, a mapping (the model is called with it as keyword arguments) or a tuple whose first entry the
+            model is called with; of at least three examples. With ``dataset``: the indices of some examples, or their
+            number. Take real ones: a loss that divides by the number of tokens shows where examples differ in length.
+        loss: ``loss(output, batch)`` is what the training loop differentiates, or the losses [rows] that it hands to
+            `optimizer.backward`. A model may return its own, alone or as ``output.loss``. Without any, only the model
+            is looked at.
+        dataset, collate: batches are collated anew for every run, as a loader would: padding to the longest shows.
+        loss_reduction, batch_first: as for `make_private`.
 
     >>> check_independence(nn.Linear(3, 2), torch.randn(4, 3))
     >>> check_independence(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.randn(4, 3))
@@ -39,79 +62,248 @@ def check_independence(
     hoarfrost.errors.NotPrivate: 1 (BatchNorm1d): changing one example moves the output of others. ...
 
     Guarantees:
-        A failed check is a proof that examples mix. A passed one is evidence for this batch, not a proof.
+        A failed check shows that examples mix. A passed one is evidence for this batch, not a proof.
     """
-    examples = examples_in(tensors_in(batch), None, batch_first)
-    if examples.rows < 3:
-        raise InvalidValue(f"check_independence needs a batch of at least 3 examples, got {examples.rows}")
-    others = list(range(1, examples.rows))
-
-    def run(b: Any, rows: int) -> tuple[dict[str, Any], Tensor | None]:
-        return _run(model, b, loss, rows, rows if loss_reduction == "mean" else 1, batch_first)
-
-    with _as_it_was(model):
-        seen, gradient = run(batch, examples.rows)
-        replaced = map_tensors(lambda t: _replaced(t, examples.dim(t)), batch)
-        _compare(model, seen, run(replaced, examples.rows), gradient, "changing", 1, batch_first)
-    with _as_it_was(model), _without_dropout(model):
-        seen, gradient = run(batch, examples.rows)
-        smaller = examples.pick(batch, others)
-        _compare(model, seen, run(smaller, examples.rows - 1), gradient, "leaving out", 0, batch_first)
+    members = Picked(batch, batch_first) if dataset is None else Collated(dataset, batch, collate)
+    examine(model, members, loss, loss_reduction=loss_reduction, batch_first=batch_first)
 
 
-def _compare(
-    model: nn.Module, before: dict[str, Tensor], now: Any, gradient: Tensor | None, what: str, start: int, first: bool
+def examine(
+    model: nn.Module,
+    members: Members,
+    loss: LossFunction | None,
+    *,
+    loss_reduction: Literal["mean", "sum"],
+    batch_first: bool,
+    tested: int = TESTED,
 ) -> None:
-    """Rows of all examples but the first must be as they were; in ``now`` they begin at ``start``."""
-    after, gradient_after = now
+    """`check_independence` on examples that are already there."""
+    count = members.count
+    if count < 3:
+        raise InvalidValue(f"check_independence needs at least 3 examples, got {count}")
+    chosen = spread(count, tested)
+    with _paused(model):
+        for twin, dtype in _twins(model):
+            with held_still(twin) as begin:
+                check = _Check(twin, members, loss, loss_reduction, batch_first, dtype, begin)
+                try:
+                    together = check.sums(check.whole)
+                except Exception:  # not everything can be computed in float64, and not everything can be copied
+                    if twin is model:
+                        raise
+                    continue
+                check.run(chosen, together)
+                return
 
-    def moved(a: Tensor, b: Tensor) -> bool:
-        a, b = a[1:], b[start:]
-        return a.shape != b.shape or not torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * _size(a), equal_nan=True)
 
-    for name in before:
-        if name in after and moved(before[name], after[name]):
-            kind = type(model.get_submodule(name)).__name__
+def examine_first(model: nn.Module, batch: Any, loss: LossFunction, *, rows: int, views: int, **options: Any) -> None:
+    """`examine` on a few examples of the first batch of a run, as its loader hands it over.
+
+    Args:
+        rows: how many the batch has: those of its examples, ``views`` of each.
+        options: `examine`'s.
+    """
+    try:
+        members = Picked(batch, options["batch_first"], rows, views, most=FIRST_EXAMPLES)
+        examine(model, members, loss, tested=FIRST_TESTED, **options)
+    except HoarfrostError:
+        raise
+    except Exception as error:
+        raise InvalidValue(
+            "make_private(loss=...) runs the model and the loss on a batch as the loader gives it, and that fails: "
+            f"{type(error).__name__}: {error}. If your loop changes the batch before the model gets it, leave out "
+            "loss= and call hoarfrost.check_independence with what the model gets"
+        ) from error
+
+
+def _twins(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
+    """What the model can be looked at: a copy in float64, a copy as it is, or the model itself."""
+    try:
+        yield copy.deepcopy(model).double(), torch.float64
+        yield copy.deepcopy(model), None
+    except (RuntimeError, TypeError, NotImplementedError):
+        pass
+    yield model, None
+
+
+def _paused(model: nn.Module) -> AbstractContextManager[None]:
+    forward = model.__dict__.get("forward")
+    return forward.engine.paused() if isinstance(forward, Wrapped) else nullcontext()
+
+
+@dataclass
+class _Check:
+    model: nn.Module
+    members: Members
+    loss: LossFunction | None
+    reduction: str
+    batch_first: bool
+    dtype: torch.dtype | None  # that floating-point inputs are cast to
+    begin: Callable[[int], None]  # another run, with this seed
+
+    @property
+    def whole(self) -> list[int]:
+        return [*range(self.members.count)]
+
+    def run(self, chosen: Sequence[int], together: list[Tensor]) -> None:
+        """Leaves out and replaces each of the chosen; ``together`` is S of the whole batch."""
+        whole = self.whole
+        self._check_repeatable(together)
+        for i in chosen:
+            alone, without = self._alone(i), self.sums([k for k in whole if k != i])
+            change = [t - w - a for t, w, a in zip(together, without, alone, strict=True)]
+            self._refuse_if(change, (together, without, alone), i, "leaving out")
+            for stand_in in self.members.stand_ins(i):
+                try:
+                    other = self._alone(stand_in)
+                    replaced = self.sums([stand_in if k == i else k for k in whole])
+                except (RuntimeError, ValueError, IndexError):
+                    continue  # a model may insist on a sorted batch, or on numbers of some range
+                if all(t.isfinite().all() for t in other):
+                    change = [
+                        r - t - o + a for r, t, o, a in zip(replaced, together, other, alone, strict=True)
+                    ]  # fmt: skip
+                    self._refuse_if(change, (replaced, together, other, alone), i, "changing")
+                    break
+
+    def sums(self, members: Sequence[Any], seed: int = 0) -> list[Tensor]:
+        """S of these examples, for every parameter."""
+        self.begin(seed)
+        batch, rows = self._batch(members)
+        output = _call(self.model, batch)
+        value = self.loss(output, batch) if self.loss is not None else _own_loss(output)
+        if value is None:
+            value = self._made_up_losses(output, rows)
+        if not isinstance(value, Tensor) or (value.dim() and value.shape != (rows,)):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InvalidValue(f"the loss must be a single number, or one for each of the {rows} rows, got {got}")
+        scale = rows if value.dim() == 0 and self.reduction == "mean" else 1
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not parameters:
+            raise InvalidValue("no parameter of the model requires a gradient: there is nothing that could be trained")
+        found: Sequence[Tensor | None] = [None] * len(parameters)
+        if value.requires_grad:
+            found = torch.autograd.grad(value.sum() * scale, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(found, parameters, strict=True)]
+
+    def _batch(self, members: Sequence[Any]) -> tuple[Any, int]:
+        device = next(self.model.parameters()).device
+        return self.members.batch(members, device, self.dtype), len(members) * self.members.views
+
+    def _alone(self, member: Any) -> list[Tensor]:
+        try:
+            return self.sums([member])
+        except (RuntimeError, ValueError, IndexError):
+            # BatchNorm and models that end in .squeeze() cannot run on one example. Twice the same is twice as much.
+            return [t / 2 for t in self.sums([member, member])]
+
+    def _made_up_losses(self, output: Any, rows: int) -> Tensor:
+        """Of each example's outputs alone. They are not linear, or they would not see a mean that is subtracted."""
+        if isinstance(self.members, Collated):
+            raise InvalidValue("check_independence needs loss= with dataset=: padding in outputs shall not count")
+        losses: list[Tensor] = []
+        for t in tensors_of(output):
+            dim = example_dim(t, rows, self.batch_first)
+            if dim is not None and t.is_floating_point() and t.requires_grad:
+                own = t.movedim(dim, 0).reshape(rows, -1)
+                weight = 1.5 + torch.arange(own.shape[1], dtype=own.dtype, device=own.device).sin()
+                losses.append(((own + own * own / 2) * weight).sum(1))
+        if not losses:
+            raise InvalidValue("the model returns no tensor of examples: give check_independence its loss=")
+        return torch.stack(losses).sum(0)
+
+    def _check_repeatable(self, together: list[Tensor]) -> None:
+        again = self.sums(self.whole)
+        if self._differs([a - b for a, b in zip(again, together, strict=True)], (again, together)):
             raise NotPrivate(
-                f"{name or 'the model'} ({kind}): {what} one example moves the output of others. Use a layer that "
+                "the same batch has another gradient when it is run again: the model or the loss keeps something of "
+                "what it has seen, and carries it into later batches. Keep nothing from one batch to the next."
+            )
+        other = self.sums(self.whole, seed=1)
+        if self._differs([a - b for a, b in zip(other, together, strict=True)], (other, together)):
+            raise InvalidValue(
+                "the loss is random, and its random numbers cannot be held still: draw them with torch, or check the "
+                "model in evaluation mode"
+            )
+
+    def _differs(self, change: list[Tensor], terms: Sequence[list[Tensor]]) -> float:
+        """How large the change is against the terms, if it is more than rounding can do; else 0."""
+        tolerance = max(TOLERANCE.get(t.dtype, 5e-2) for t in change)
+        lengths = torch.tensor([[float(t.norm()) for t in term] for term in terms])
+        moved = torch.tensor([float(t.norm()) for t in change])
+        overall = lengths.norm(dim=1).max()
+        if bool((moved <= tolerance * (lengths.amax(0) + overall / 10)).all()):
+            return 0.0
+        return float(moved.norm() / overall)
+
+    def _refuse_if(self, change: list[Tensor], terms: Sequence[list[Tensor]], i: int, what: str) -> None:
+        size = self._differs(change, terms)
+        if not size:
+            return
+        for (name, reaches), how in self._mixing_places(i):
+            kind = type(self.model.get_submodule(name)).__name__
+            if reaches:
+                raise NotPrivate(
+                    f"what reaches {name or 'the model'} ({kind}): {how} one example moves what is computed for "
+                    "others. Compute every example from that example alone: no statistics over the batch in forward()."
+                )
+            raise NotPrivate(
+                f"{name or 'the model'} ({kind}): {how} one example moves the output of others. Use a layer that "
                 "treats examples one by one; hoarfrost.make_compatible(model) swaps BatchNorm for GroupNorm."
             )
-    if gradient is not None and gradient_after is not None and moved(gradient, gradient_after):
+        hooked = [n for n, m in self.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+        where = f"the loss, or a backward hook of {hooked[0] or 'the model'}" if hooked else "the loss"
+        much = f" by {100 * size:.2g} % of it" if isfinite(size) else ""
         raise NotPrivate(
-            f"the loss: {what} one example moves the loss gradient of others. Let every example's loss depend on that "
-            "example alone: no statistics over the batch, and no division by a count that examples contribute to (as "
-            'ignore_index does in a mean over tokens; add up with reduction="none" and divide by a constant).'
+            f"{where}: {what} one example moves what the others contribute to the gradient{much}. Let every "
+            "example's loss depend on that example alone: no statistics over the batch, no [B, 1] against [B], and no "
+            "division by what examples have a say in, as class weights and ignore_index have in torch's mean. Compute "
+            "one loss per example and call optimizer.backward(losses); hoarfrost.losses has the usual ones."
         )
 
+    def _mixing_places(self, i: int) -> Iterator[tuple[Place, str]]:
+        """Where numbers of other examples move with example i, in the order in which the model runs."""
+        whole, views = self.whole, self.members.views
+        others = [k * views + view for k in whole if k != i for view in range(views)]
+        before = self._seen(whole)
+        for stand_in in [*self.members.stand_ins(i), None]:
+            left_out = [k for k in whole if k != i]
+            now = left_out if stand_in is None else [stand_in if k == i else k for k in whole]
+            try:
+                after = self._seen(now)
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            for place, tensors in before.items():
+                for one, other in zip(tensors, after.get(place, []), strict=False):
+                    one, other = one[others], other if stand_in is None else other[others]
+                    size = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
+                    if one.shape == other.shape and not torch.allclose(
+                        one, other, rtol=1e-4, atol=1e-4 * size, equal_nan=True
+                    ):  # fmt: skip
+                        yield place, "leaving out" if stand_in is None else "changing"
 
-def _run(
-    model: nn.Module, batch: Any, loss: Any, rows: int, scale: int, first: bool
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Outputs of all modules by name, and the loss's gradient in the model's output, examples in front."""
-    seen: dict[str, Tensor] = {}
-    dim = 0 if first else 1
+    def _seen(self, members: Sequence[Any]) -> dict[Place, list[Tensor]]:
+        """What reaches each module and what comes out of it, examples in front, in the order of the run."""
+        self.begin(0)
+        batch, rows = self._batch(members)
+        seen: dict[Place, list[Tensor]] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not isinstance(output, Tensor) or not output.is_floating_point():
-                return
-            if output.dim() > dim and output.shape[dim] == rows:
-                seen.setdefault(name, output.detach().clone().movedim(dim, 0))
+        def note(place: Place, item: Any) -> None:
+            found = [(t, example_dim(t, rows, self.batch_first)) for t in tensors_of(item) if t.is_floating_point()]
+            seen.setdefault(place, [t.detach().clone().movedim(dim, 0) for t, dim in found if dim is not None])
 
-        return hook
-
-    hooks = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
-    try:
-        devices = cuda_devices(model)
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
-            seed_all(0, devices)
-            output = _call(model, batch)
-            value = loss(output, batch) if loss is not None else getattr(output, "loss", None)
-            gradient = None if value is None else _gradient_of(value, output, rows, scale)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen, gradient
+        hooks = []
+        for name, module in self.model.named_modules():
+            hooks += [
+                module.register_forward_pre_hook(lambda _, args, name=name: note((name, True), args)),
+                module.register_forward_hook(lambda _, args, output, name=name: note((name, False), output)),
+            ]
+        try:
+            _call(self.model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -120,49 +312,9 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
-def _gradient_of(value: Tensor, output: Any, rows: int, scale: int) -> Tensor | None:
-    tensors: list[Tensor] = []
-    map_tensors(lambda t: tensors.append(t) if t.requires_grad and t is not value else None, output)
-    if value.dim():
-        return value.detach() if value.shape[0] == rows else None
-    gradients = torch.autograd.grad(value, tensors, allow_unused=True)
-    usable = [g for g in gradients if g is not None and g.dim() and g.shape[0] == rows]
-    return torch.cat([g.flatten(1) if g.dim() > 1 else g[:, None] for g in usable], 1) * scale if usable else None
-
-
-def _replaced(t: Tensor, dim: int | None) -> Tensor:
-    """The first example gets the second's place, and numbers that no example has."""
-    if dim is None:
-        return t
-    rows = t.movedim(dim, 0).clone()
-    rows[0] = rows[1] * 3 + 1 if rows.is_floating_point() else rows[1]
-    return rows.movedim(0, dim)
-
-
-def _size(t: Tensor) -> float:
-    finite = t[t.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-@contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, b in model.named_buffers():
-                b.copy_(buffers[name])
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    # A smaller batch draws other random numbers; dropout would hide what is looked for.
-    random = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
-    for m in random:
-        m.eval()
-    try:
-        yield
-    finally:
-        for m in random:
-            m.train()
+def _own_loss(output: Any) -> Tensor | None:
+    """The loss that a model returns: alone, as `.loss`, under "loss", or before everything else."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if found is None:
+        found = output[0] if isinstance(output, tuple | list) and output else output
+    return found if isinstance(found, Tensor) and found.dim() == 0 else None

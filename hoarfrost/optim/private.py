@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hoarfrost.budget import Account
-from hoarfrost.errors import NotPrivate
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients import ClippedSum, Engine
 from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.mechanism import Coordinates, GaussianMechanism
@@ -127,6 +127,34 @@ class PrivateOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none)
         self.engine.sums.discard()
 
+    def backward(self, losses: Tensor) -> None:
+        """Differentiates one loss per example: in place of `loss.backward()`, where no mean can mix examples.
+
+        Args:
+            losses: [rows], one for each row that the model ran on (examples x views): what torch's losses return with
+                ``reduction="none"``, and `hoarfrost.losses` for weighted classes, padded tokens and several labels.
+
+        Guarantees:
+            Losses are added up, and `loss_reduction` does not matter: nothing is divided by the size of the batch, or
+            by anything that examples have a say in. Any other shape or number is refused. So are, in the first batches,
+            losses that bring a gradient to other examples than their own. What this cannot see is a number of other
+            examples that has no gradient (`losses / losses.detach().max()`): `hoarfrost.check_independence` does.
+
+        >>> import hoarfrost
+        >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.randint(2, (100,)))
+        >>> model = nn.Linear(3, 2)
+        >>> model, optimizer, loader = hoarfrost.make_private(
+        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), data,
+        ...     batch_size=20, noise_multiplier=1.0, delta=1e-5)
+        >>> for x, y in loader:
+        ...     optimizer.backward(hoarfrost.losses.cross_entropy(model(x), y, weight=[1.0, 100.0]))
+        ...     optimizer.step()
+        """
+        _refuse_other_shapes(losses)
+        with self.engine.added_up(len(losses)):
+            self.engine.apart.check(self.engine, losses)
+            losses.sum().backward()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
         self.refuse_ended()
@@ -213,6 +241,29 @@ class PrivateOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
+
+
+def _refuse_other_shapes(losses: Any) -> None:
+    """Messages do not tell the number of rows: the size of a batch is private."""
+    if isinstance(losses, Tensor) and losses.dim() == 1:
+        return
+    if not isinstance(losses, Tensor):
+        raise InvalidValue(f"optimizer.backward takes a tensor with one loss per example, got {type(losses).__name__}")
+    shape = "[" + ", ".join(["rows", *map(str, losses.shape[1:])][: losses.dim()]) + "]"
+    if losses.dim() == 0:
+        got, remedy = "a single number", 'compute the loss with reduction="none", without .mean() or .sum()'
+    elif losses.shape[1:].numel() == 1:
+        got, remedy = f"the shape {shape}", "write losses.flatten()"
+    else:
+        got = f"the shape {shape}"
+        remedy = (
+            "average or add up each example's own, as losses.flatten(1).mean(1) does, and "
+            "hoarfrost.losses.token_cross_entropy for padded tokens"
+        )
+    raise NotPrivate(
+        f"optimizer.backward takes one loss per example, a tensor [rows], and got {got}: nobody knows then which "
+        f"example a loss belongs to. Instead, {remedy}."
+    )
 
 
 @contextmanager

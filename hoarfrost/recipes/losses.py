@@ -111,12 +111,11 @@ class CrossEntropy(Loss):
             validate.finite(class_weights=weight)
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from torch.nn import functional as F
+        from hoarfrost import losses
 
         _check_batch(outputs, targets, real=False)
-        weights = None if self.class_weights is None else outputs.new_tensor(self.class_weights)
-        return F.cross_entropy(
-            outputs, targets, weight=weights, label_smoothing=self.label_smoothing, reduction="none"
+        return losses.cross_entropy(
+            outputs, targets, weight=self.class_weights, label_smoothing=self.label_smoothing
         )  # fmt: skip
 
     def outputs(self, classes: int | None) -> int:
@@ -152,13 +151,10 @@ class Binary(Loss):
         validate.finite(positive_weight=self.positive_weight)
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from torch.nn import functional as F
+        from hoarfrost import losses
 
         _check_batch(outputs, targets, real=False, width=1)
-        weight = outputs.new_tensor(self.positive_weight)
-        return F.binary_cross_entropy_with_logits(
-            outputs.squeeze(1), targets.to(outputs.dtype), pos_weight=weight, reduction="none"
-        )  # fmt: skip
+        return losses.binary_cross_entropy(outputs.squeeze(1), targets, pos_weight=self.positive_weight)
 
     def outputs(self, classes: int | None) -> int:
         if classes is None:
@@ -187,8 +183,10 @@ class SquaredError(Regression):
     """
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        from hoarfrost import losses
+
         _check_batch(outputs, targets, real=True, width=1)
-        return (outputs.squeeze(1) - targets) ** 2
+        return losses.squared_error(outputs.squeeze(1), targets)
 
 
 @component("loss", "huber")
@@ -212,10 +210,10 @@ class Huber(Regression):
         validate.finite(threshold=self.threshold)
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        from torch.nn import functional as F
+        from hoarfrost import losses
 
         _check_batch(outputs, targets, real=True, width=1)
-        return F.huber_loss(outputs.squeeze(1), targets, reduction="none", delta=self.threshold)
+        return losses.huber(outputs.squeeze(1), targets, delta=self.threshold)
 
 
 CROSS_ENTROPY = CrossEntropy()

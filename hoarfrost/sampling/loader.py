@@ -106,6 +106,7 @@ class PoissonLoader:
         self.epoch = 0  # how many have begun
         self._rest = 0  # steps of the last one that are still to come, after a restart in its middle
         self._iterations = 0
+        self.inspect: Callable[[Any, Chunk], None] | None = None  # sees what is about to be handed over
         self._paid = False  # on_batch was called for a batch that is not handed over yet
         self.tickets = Tickets()  # which of the chunks that were handed over the loop works on
         self._stream, self._seed = Keystream("sampling", seed), seed
@@ -216,6 +217,8 @@ class PoissonLoader:
         if chunk.first:
             self._pay()
             self._paid = False
+        if self.inspect is not None:
+            self.inspect(batch, chunk)
         draws.waiting.popleft()
         if self.on_chunk is not None:
             self.on_chunk(chunk)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
+from tests.gradients.loss_table import MIXES, RIGHT, Program
 from tests.support.engines import clipped_sums, engine_for, sums_so_far
+
+SEEDS = [seed if seed < 2 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
 
 
 class Centred(nn.Module):
@@ -19,15 +26,6 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
-
-
-class LanguageModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.embedding(words))
 
 
 def cross_entropy(output: Tensor, batch: Any) -> Tensor:
@@ -63,30 +61,147 @@ def test_running_statistics_are_put_back() -> None:
     assert torch.equal(model.running_mean, before)
 
 
-def test_a_contrastive_loss_mixes() -> None:
-    def contrastive(output: Tensor, batch: Any) -> Tensor:
-        return F.cross_entropy(output @ output.T, torch.arange(len(output)))
-
-    with pytest.raises(NotPrivate, match="the loss: changing one example"):
-        hoarfrost.check_independence(nn.Linear(4, 3), torch.randn(6, 4), contrastive)
+def checked(program: Program) -> None:
+    hoarfrost.check_independence(program.model, program.batch, program.loss, **program.options)
 
 
-def test_ignored_targets_in_the_mean_s_denominator_mix() -> None:
-    """A mean over the tokens that are not ignored divides every example by how many tokens the others have."""
-    words = torch.randint(9, (5, 6))
-    targets = words.clone()
-    targets[0, 1:] = -100
-    targets[2, 4:] = -100
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", MIXES)
+def test_what_mixes_is_seen(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    program = MIXES[name]()
+    with pytest.raises(NotPrivate):
+        checked(program)
 
-    def over_tokens(output: Tensor, batch: Any) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
-    def over_examples(output: Tensor, batch: Any) -> Tensor:
-        return F.cross_entropy(output.mT, batch[1], reduction="none").sum(1).mean()
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_does_not_mix_is_not_accused(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    checked(RIGHT[name]())
 
-    with pytest.raises(NotPrivate, match="ignore_index"):
-        hoarfrost.check_independence(LanguageModel(), (words, targets), over_tokens)
-    hoarfrost.check_independence(LanguageModel(), (words, targets), over_examples)
+
+NAMED = {
+    "CrossEntropyLoss(weight=[1, 100])": r"^the loss: .* class weights .*optimizer\.backward\(losses\)",
+    "mean over tokens that are not padding": "^the loss: .*ignore_index.*hoarfrost.losses",
+    "[B, 1] against [B]": r"^the loss: .*\[B, 1\] against \[B\]",
+    "contrastive": "^the loss: leaving out one example",
+    "BatchNorm": r"^2 \(BatchNorm1d\): changing one example .*make_compatible",
+    "[B, B] logits of the model": r"^the model \(TwoTowers\): changing one example",
+    "a mean that is subtracted": r"^what reaches head \(Linear\): changing one example",
+    "a backward hook over the batch": r"^the loss, or a backward hook of 1:",
+    "a running mean": "keeps something of what it has seen",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_mixes_is_named_with_what_to_write(name: str) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(NotPrivate, match=NAMED[name]):
+        checked(MIXES[name]())
+
+
+def test_every_example_of_a_small_batch_is_tested() -> None:
+    """Only the last one has a say in the others."""
+    x = torch.randn(7, 4)
+
+    def bent(output: Tensor, batch: Tensor) -> Tensor:
+        known = (batch == x[-1].to(batch.dtype)).all(1).any()
+        return output.sum(1).mean() * (2 if known and len(batch) > 1 else 1)
+
+    with pytest.raises(NotPrivate, match="the loss"):
+        hoarfrost.check_independence(nn.Linear(4, 3), x, bent)
+
+
+def test_what_shows_only_in_a_smaller_batch_is_seen() -> None:
+    def bent(output: Tensor, batch: Tensor) -> Tensor:
+        return output.sum(1).mean() * (2 if len(batch) == 4 else 1)
+
+    with pytest.raises(NotPrivate, match="the loss: leaving out one example"):
+        hoarfrost.check_independence(nn.Linear(4, 3), torch.randn(5, 4), bent)
+
+
+def test_where_all_labels_are_equal_another_one_is_tried() -> None:
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 100.0]))
+    for label in (0, 1):
+        batch = torch.randn(5, 4), torch.full((5,), label)
+        with pytest.raises(NotPrivate, match="the loss: changing one example"):
+            hoarfrost.check_independence(nn.Linear(4, 2), batch, lambda o, b: weighted(o, b[1]))
+
+
+def test_padding_to_the_longest_shows_only_where_batches_are_collated_anew() -> None:
+    torch.manual_seed(0)
+    program = MIXES["padding to the longest, and a mean over all"]()
+    dataset, collate = program.options["dataset"], program.options["collate"]
+    hoarfrost.check_independence(program.model, collate(list(dataset)), program.loss)
+    with pytest.raises(NotPrivate, match="the loss"):
+        hoarfrost.check_independence(program.model, len(dataset), program.loss, dataset=dataset, collate=collate)
+
+
+def test_a_data_set_is_collated_as_a_loader_would() -> None:
+    data = TensorDataset(torch.randn(20, 4), torch.randint(3, (20,)))
+    hoarfrost.check_independence(nn.Linear(4, 3), [3, 1, 19, 7], lambda o, b: F.cross_entropy(o, b[1]), dataset=data)
+    with pytest.raises(InvalidValue, match="list of indices"):
+        hoarfrost.check_independence(nn.Linear(4, 3), data[:4], cross_entropy, dataset=data)
+    with pytest.raises(InvalidValue, match="needs loss="):
+        hoarfrost.check_independence(nn.Linear(4, 3), 4, dataset=data)
+
+
+def test_names_and_lengths_in_lists_go_with_their_examples() -> None:
+    def by_name(output: Tensor, batch: Any) -> Tensor:
+        assert len(output) == len(batch[1])
+        return torch.stack([o.square().sum() * len(name) for o, name in zip(output, batch[1], strict=True)]).mean()
+
+    hoarfrost.check_independence(nn.Linear(4, 3), (torch.randn(4, 4), ["a", "bb", "ccc", "d"]), by_name)
+
+
+def test_nothing_is_left_behind() -> None:
+    """Weights, buffers, gradients, hooks, modes and all random states are as they were."""
+
+    class Busy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            with torch.no_grad():
+                self.inner.bias += 1
+            return self.drop(self.inner(x))
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("cannot be copied")
+
+    model = Busy()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    hoarfrost.check_independence(model, torch.randn(5, 4))
+    assert states[1] == random.getstate()
+    assert (states[2] == np.random.get_state()[1]).all()
+    for name, t in model.state_dict().items():
+        assert torch.equal(t, before[name]), name
+    assert model.training
+    assert model.inner.weight.grad is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    torch.set_rng_state(states[0])
+    first = torch.randn(3)
+    torch.set_rng_state(states[0])
+    hoarfrost.check_independence(model, torch.ones(5, 4))
+    assert torch.equal(torch.randn(3), first)
+
+
+def test_random_numbers_of_others_than_torch_are_not_taken_for_mixing() -> None:
+    def noisy(output: Tensor, batch: Any) -> Tensor:
+        return (output * torch.tensor(np.random.randn(*output.shape))).sum(1).mean()
+
+    with pytest.raises(InvalidValue, match="draw them with torch"):
+        hoarfrost.check_independence(nn.Linear(4, 3), torch.randn(5, 4), noisy)
+
+
+def test_a_loss_of_another_shape_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="a single number, or one for each of the 5 rows"):
+        hoarfrost.check_independence(nn.Linear(4, 3), torch.randn(5, 4), lambda output, batch: output)
 
 
 def test_it_works_on_a_private_model_and_leaves_nothing_in_it() -> None:
@@ -143,3 +258,8 @@ def test_a_model_that_is_a_batch_norm_itself_is_replaced() -> None:
     model, changes = hoarfrost.make_compatible(nn.BatchNorm1d(7))
     assert isinstance(model, nn.GroupNorm)
     assert changes == ["the model: BatchNorm1d(7) → GroupNorm(1, 7)"]
+
+
+def test_the_guide_counts_the_programs() -> None:
+    page = (Path(__file__).parents[2] / "docs/losses.md").read_text().replace("\n", " ")
+    assert f"{len(MIXES)} programs that mix and {len(RIGHT)} that do not, on {len(SEEDS)} random batches" in page

@@ -1,0 +1,48 @@
+"""Whether losses that are said to be one per example are: whether the gradient of one reaches another example."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import combine
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.engine import Engine
+
+BATCHES = 3  # that are looked at
+
+
+class Apart:
+    """Differentiates the losses of a random half of the examples, of which the other half must get nothing."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def check(self, engine: Engine, losses: Tensor) -> None:
+        """Refuses losses through which examples meet, in the first batches of a run."""
+        examples = len(losses) // engine.views
+        if self._looks >= BATCHES or examples < 2 or not losses.requires_grad:
+            return
+        self._looks += 1
+        generator = torch.Generator().manual_seed(self._looks)  # of its own: the run's random numbers stay the same
+        half = torch.zeros(examples)
+        half[torch.randperm(examples, generator=generator)[: examples // 2]] = 1
+        weights = half.repeat_interleave(engine.views)
+        if len(weights) != len(losses):
+            return  # the pass itself refuses them
+        tried = engine.tried(losses, weights.to(losses))
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            for parts in tried:
+                squares = combine(parts).squared_norms().cpu()
+                if len(squares) != examples:
+                    continue
+                if bool((squares[half == 0] > 1e-12 * squares.nan_to_num().max()).any()):
+                    raise NotPrivate(
+                        "optimizer.backward(losses): an example's loss depends on other examples of the batch, which "
+                        "get a gradient from it. Compute each loss from its own example alone: no comparison with the "
+                        "rest of the batch, no [B, 1] against [B], nothing divided by a sum over examples."
+                    )

@@ -18,7 +18,8 @@ from hoarfrost.tickets import LogicalBatch, Ticket, Tickets
 THROUGH_THE_MODEL = (
     "backward() through the private model into what made its input (a GAN's generator): it would also train the "
     "private model, on examples that the loader did not draw. Write "
-    "loss.backward(inputs=list(generator.parameters())), or take model.requires_grad_(False) around the generator's step."
+    "loss.backward(inputs=list(generator.parameters())), or take model.requires_grad_(False) around the generator's "
+    "step."
 )
 
 

@@ -403,7 +403,7 @@ class Engine:
             if _along(gradient, p):
                 raise NotPrivate(
                     f"the loss has a penalty on the parameter {name} itself (L2), which no example is the reason of. "
-                    "Take it out of the loss, and give the optimizer weight_decay= instead: it is applied after the noise."
+                    "Take it out of the loss, and give the optimizer weight_decay= instead, which needs no noise."
                 )
             raise NotPrivate(
                 f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be "

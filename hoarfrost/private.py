@@ -65,7 +65,7 @@ def make_private(
         freeze: which coordinates are live in which step (`hoarfrost.freeze`); by default all of them in all of them.
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
-            for the last one.
+            for the last one (`Private.stepped` tells a scheduler whether there was a step).
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.

@@ -127,7 +127,8 @@ class BatchSums:
             raise NotPrivate(
                 THROUGH_THE_MODEL if onward else
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
-                "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."
+                "every training batch from the loader that make_private returned (a wrapper around it that copies "
+                "tensors must fetch the same number of batches ahead throughout); use torch.no_grad() to evaluate."
             )  # fmt: skip
         if ticket.chunk.examples:
             self._refuse_other_rows(ticket, examples, run)

@@ -15,7 +15,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import GONE, check_clipping
@@ -25,6 +24,7 @@ from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
+from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
 from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
@@ -124,7 +124,8 @@ class Engine:
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])
-        self._hooks = [self._refuse_plain_gradients(p, name) for name, p in self.model.named_parameters()]
+        parameters = self.model.named_parameters()
+        self._hooks = [refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters]
         self._compiled = set_compilation_aside(self.model)
         for module in self._compiled:
             if hasattr(module, "_orig_mod"):
@@ -393,32 +394,3 @@ class Engine:
                 exact[:, clipping.block_of[name]] += found.to(exact)
             squares[lost] = exact
         return squares.sqrt_()
-
-    def _refuse_plain_gradients(self, p: nn.Parameter, name: str) -> RemovableHandle:
-        """A gradient that autograd itself brings to a parameter came around the rules."""
-
-        def refuse(gradient: Tensor) -> None:
-            if self._paused:
-                return
-            if _along(gradient, p):
-                raise NotPrivate(
-                    f"the loss has a penalty on the parameter {name} itself (L2), which no example is the reason of. "
-                    "Take it out of the loss, and give the optimizer weight_decay= instead, which needs no noise."
-                )
-            raise NotPrivate(
-                f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be "
-                "attributed to individual examples. Call the module instead of reading its parameter, or tie two "
-                "modules by giving them the same Parameter: head.weight = embedding.weight. A penalty on weights "
-                "belongs into the optimizer: weight_decay=."
-            )
-
-        live = p.requires_grad
-        hook: RemovableHandle = p.requires_grad_().register_hook(refuse)
-        p.requires_grad_(live)
-        return hook
-
-
-def _along(gradient: Tensor, p: nn.Parameter) -> bool:
-    """Whether the gradient is a multiple of the parameter: that of a penalty on its norm."""
-    g, w = gradient.detach().double().flatten(), p.detach().double().flatten()
-    return bool(g @ w > 0.999 * g.norm() * w.norm() > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -108,6 +109,25 @@ def test_two_batches_put_together_are_refused() -> None:
     (a, p), (b, q) = next(batches), next(batches)
     with pytest.raises(NotPrivate, match=r"several batches.*torch\.cat"):
         F.cross_entropy(run.model(torch.cat([a, b])), torch.cat([p, q])).backward()
+
+
+def test_a_wrapper_that_fetches_irregularly_and_copies_is_told_so() -> None:
+    run = private(small(), sample_rate=0.1)
+
+    def fetched() -> Iterator[Any]:
+        waiting = []
+        for number, batch in enumerate(run.loader):
+            waiting.append([t.clone() for t in batch])
+            while len(waiting) > number % 3:
+                yield waiting.pop(0)
+
+    def program() -> None:
+        for x, y in fetched():
+            F.cross_entropy(run.model(x), y).backward()
+            run.optimizer.step()
+
+    with pytest.raises(NotPrivate, match=r"same number of batches ahead|order in which the loader gives them"):
+        program()
 
 
 # A GAN.

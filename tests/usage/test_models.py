@@ -151,14 +151,14 @@ def test_a_private_model_may_be_compiled_and_runs_as_it_is(how: str) -> None:
     run = private(model)
     called: Any = model
     if how == "torch.compile":
-        called = torch.compile(model, backend="eager")
+        called = torch.compile(model, backend="aot_eager")
     elif how == "model.compile":
-        model.compile(backend="eager")
+        model.compile(backend="aot_eager")
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(called(x), y)
 
-    loss_of = torch.compile(loss, backend="eager") if how == "the loss" else loss
+    loss_of = torch.compile(loss, backend="aot_eager") if how == "the loss" else loss
     for x, y in run.loader:
         loss_of(x, y).backward()
         run.optimizer.step()

@@ -52,7 +52,7 @@ def _check_rate(sample_rate: float) -> None:
 def epoch_of(step: int, sample_rate: float) -> int:
     """The epoch (from 0) that a step (from 0) belongs to.
 
-    >>> [epoch_of(step, sample_rate=0.3) for step in (0, 2, 3, 6, 7)]
+    >>> [epoch_of(step, sample_rate=0.3) for step in (0, 3, 4, 6, 7)]
     [0, 0, 1, 1, 2]
     """
     epoch = int(step * sample_rate)

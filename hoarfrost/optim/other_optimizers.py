@@ -42,7 +42,8 @@ class _Hook:
         for private in _private:
             if stepping is private:
                 return
-            if stepping is private.inner and not private.stepping:
+            bare = all(p.grad is None for p in private.parameters.values())
+            if stepping is private.inner and bare and not private.stepping:
                 raise NotPrivate(
                     "step() of the optimizer that was handed to make_private: it finds no gradients, and moves "
                     "nothing. Use the private one in the loop: model, optimizer, loader = private"

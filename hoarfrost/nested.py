@@ -49,7 +49,8 @@ def rebuild(batch: Any, children: dict[Any, Any]) -> Any:
     """
     if isinstance(batch, MutableMapping):
         twin = copy.copy(batch)  # not `type(batch)(...)`: a subclass may want other arguments
-        twin.update(children)
+        for key, child in children.items():  # not `update`, which the outputs of transformers refuse
+            twin[key] = child
         return twin
     if isinstance(batch, Mapping):
         return type(batch)(children)  # type: ignore[call-arg]

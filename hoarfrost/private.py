@@ -45,7 +45,7 @@ def make_private(
     steps: int | None = None,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    clip: Clipper = Local(1.0),  # noqa: B008 - frozen
+    clip: Clipper | float = 1.0,
     freeze: Freezer | None = None,
     loss: LossFunction | None = None,
     loss_reduction: Reduction = "mean",
@@ -67,14 +67,14 @@ def make_private(
         batch_size, sample_rate: one of them: the expected number of examples in a step, or each example's chance.
         epochs, steps: how long to train; needed to calibrate for ``epsilon``. A pass over the loader is an epoch.
         epsilon, noise_multiplier: one of them. Noise of 0 is allowed, and then epsilon is infinite.
-        clip: the clipping style.
+        clip: the clipping style (`hoarfrost.clip`); a number C is short for ``Local(C)``.
         freeze: which coordinates are live in which step (`hoarfrost.freeze`); by default all of them in all of them.
         loss: ``loss(output, batch)``, what the loop differentiates, is checked (`check_independence`) on a few examples
             of the first batch, before the loop gets it; the model is called as there. For a loop that does not use
             `optimizer.backward(losses)`.
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
-            for the last one.
+            for the last one (`Private.stepped` tells a scheduler whether there was a step).
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.
@@ -107,6 +107,7 @@ def make_private(
     >>> 2.9 < private.epsilon() <= 3.0
     True
     """
+    clip = clip if isinstance(clip, bool) or not isinstance(clip, int | float) else Local(clip)
     parameters = trained_parameters(model, optimizer)
     loader = PoissonLoader(
         data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
@@ -122,7 +123,7 @@ def make_private(
         warnings.warn(plan.delta_advice, stacklevel=2)
     with taking_over(model, after):
         return assemble(
-            model, optimizer, loader, plan, clip=clip, freeze=freeze, loss=loss,
+            model, optimizer, loader, plan, clip=check_clipper(clip), freeze=freeze, loss=loss,
             loss_reduction=loss_reduction, seed=seed, ledger=ledger, run=run, after=earlier,
         )  # fmt: skip
 
@@ -228,6 +229,11 @@ def planned_releases(
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The model's parameters that the optimizer moves, by name."""
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        raise InvalidValue(
+            f"make_private takes a model, its optimizer and its data, in this order; got a {type(model).__name__} and "
+            f"a {type(optimizer).__name__}"
+        )
     if isinstance(optimizer, PrivateOptimizer):
         raise NotPrivate("this optimizer is private already: hand make_private the plain torch optimizer")
     if isinstance(optimizer, LBFGS):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,24 @@ from hoarfrost.query import Query
 from hoarfrost.sampling import PoissonLoader
 
 
-@dataclass
-class Private:
-    """What `make_private` returns: unpacks into model, optimizer and loader; its account knows what was spent."""
+class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
+    """What `make_private` returns: a tuple of model, optimizer and loader; its account knows what was spent."""
 
-    model: nn.Module
-    optimizer: PrivateOptimizer
-    loader: PoissonLoader
-    account: Account
-    _info: RunInfo | None = field(default=None, repr=False)
+    def __new__(cls, model: nn.Module, optimizer: PrivateOptimizer, loader: PoissonLoader, account: Account) -> Private:
+        return super().__new__(cls, (model, optimizer, loader))
 
-    def __post_init__(self) -> None:
+    def __init__(self, model: nn.Module, optimizer: PrivateOptimizer, loader: PoissonLoader, account: Account) -> None:
+        self.model, self.optimizer, self.loader, self.account = model, optimizer, loader, account
+        self._info: RunInfo | None = None
         self.loader.on_batch = self._begin_batch
         self.account.on_change = self._follow_account
         self._follow_account()
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.model, self.optimizer, self.loader))
+    def __repr__(self) -> str:
+        steps = f"{self.steps_taken} steps taken" + ("" if self.steps is None else f" of {self.steps}")
+        model, optimizer = type(self.model).__name__, type(self.optimizer.inner).__name__
+        noise = f"noise_multiplier={self.noise_multiplier:.4g}, delta={self.delta:g}"
+        return f"Private({model}, {optimizer}, {self.loader!r}, {noise}; {steps})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotPrivate(
@@ -62,6 +63,14 @@ class Private:
     def steps_taken(self) -> int:
         """How many steps the weights have behind them, in this stage (``after=``)."""
         return self.account.steps_taken
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the last `optimizer.step()` was a real one: with chunks, most of them wait for the rest of a batch.
+
+        A scheduler that is stepped in the loop counts steps, not chunks: ``if private.stepped: scheduler.step()``.
+        """
+        return self.optimizer.stepped
 
     @property
     def charged(self) -> int:

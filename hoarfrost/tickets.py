@@ -66,6 +66,7 @@ class Ticket:
     Args:
         process: the one that it was handed to.
         covered: how many of its examples backward passes have reached.
+        runs: of the model, whose backward passes those were.
         used: by backward passes over all of it, or by the step that released its batch.
         passed: the loop works on a later one.
         tensors: what was handed over, as long as anybody has it.
@@ -76,6 +77,7 @@ class Ticket:
     batch: LogicalBatch
     process: int = field(default_factory=os.getpid)
     covered: int = 0
+    runs: list[Any] = field(default_factory=list)
     used: bool = False
     passed: bool = False
     tensors: tuple[weakref.ref[Tensor], ...] = ()

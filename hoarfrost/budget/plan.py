@@ -11,7 +11,7 @@ from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_fo
 from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
 from hoarfrost.budget.statement import Statement
-from hoarfrost.epochs import check_steps, first_step, rate_of
+from hoarfrost.epochs import check_steps, rate_of, steps_in
 from hoarfrost.errors import InvalidValue
 
 NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
@@ -132,7 +132,7 @@ class Plan:
             raise InvalidValue(NEEDS_LENGTH)
         if epochs is not None:
             validate.positive(epochs=epochs)
-            steps = max(1, first_step(epochs, rate))
+            steps = max(1, steps_in(epochs, rate))
         if steps is not None:
             check_steps(steps)
         validate.count(taken=taken)

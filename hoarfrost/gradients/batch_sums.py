@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,6 +14,41 @@ from hoarfrost.clipping import Clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.tickets import LogicalBatch, Ticket, Tickets
+
+THROUGH_THE_MODEL = (
+    "backward() through the private model into what made its input (a GAN's generator): it would also train the "
+    "private model, on examples that the loader did not draw. Write "
+    "loss.backward(inputs=list(generator.parameters())), or take model.requires_grad_(False) around the generator's "
+    "step."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows ``start`` to ``stop`` of a tensor that holds all rows of a chunk."""
+
+    whole: weakref.ref[Tensor]
+    start: int
+    stop: int
+
+    def apart_from(self, other: Part | None) -> bool:
+        """Whether no row is in both, as far as that can be known."""
+        if other is None or self.whole() is None or self.whole() is not other.whole():
+            return False
+        return self.stop <= other.start or other.stop <= self.start
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run of the whole model: what is asked of it when its backward pass comes.
+
+    Args:
+        part: which of the chunk's rows it was on, where it was not on all of them and that can be known.
+        onward: gradients flow on through its inputs, into whatever made them.
+    """
+
+    part: Part | None = None
+    onward: bool = False
 
 
 class BatchSums:
@@ -22,15 +60,17 @@ class BatchSums:
         begin: how the coming logical batch is clipped; asked once for each.
 
     Guarantees:
-        An example that was handed over is covered by at most one backward pass (counted by rows: a loop that runs the
-        same rows twice in place of others is not noticed), in the batch that it was drawn for. Sums of different
-        batches never meet. A batch is released once, by the process that drew it.
+        A chunk that was handed over is covered by one backward pass, in the batch that it was drawn for, or by several
+        whose rows are seen to be different ones. (That a run has each row once is for the loop to keep: rows that it
+        chose by their numbers cannot be told apart.) Sums of different batches never meet. A batch is released once, by
+        the process that drew it.
     """
 
     def __init__(self, tickets: Tickets, views: int, begin: Callable[[], Clipping]) -> None:
         self.tickets, self.views = tickets, views
         self.ticket: Ticket | None = None  # of the chunk that the model runs on
         self._begin = begin
+        self._noise_alone_told = False
         self._summing: LogicalBatch | None = None  # that a backward pass added to last
 
     @property
@@ -41,36 +81,71 @@ class BatchSums:
     def open(self, inputs: Sequence[Tensor]) -> int | None:
         """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
         self.ticket = self.tickets.open(inputs)
-        return None if self.ticket is None else self.ticket.chunk.examples * self.views
+        return None if self.ticket is None else self._rows(self.ticket)
 
-    def begin(self, rows: int) -> None:
-        """The run has so many rows, which must be those of the chunk; the first chunk of a batch fixes its clipping."""
+    def begin(
+        self, rows: int, tensors: Sequence[Tensor] = (), dim: Callable[[Tensor], int | None] | None = None
+    ) -> Run:
+        """The model is about to run on so many rows; the first chunk of a batch fixes its clipping.
+
+        Args:
+            tensors: what it runs on.
+            dim: the dimension of each of them that counts rows.
+        """
         ticket = self.ticket
+        run = Run(
+            part=_part(tensors, rows, self._rows(ticket), dim) if dim is not None and ticket is not None else None,
+            onward=any(t.grad_fn is not None for t in tensors),
+        )
         if ticket is None or self.tickets.is_void(ticket):
-            return  # no training step: a backward pass is refused
-        if self.tickets.ahead and rows != ticket.chunk.examples * self.views:
+            return run  # no training step: a backward pass is refused
+        if self.tickets.ahead and rows != self._rows(ticket):
             raise NotPrivate(
                 f"the loader has handed over several batches, and the model runs on {rows} rows, where the next batch "
-                "in turn has another number. With batches fetched ahead, run the model once on each batch, whole, and "
-                "in the order in which the loader gives them"
+                "in turn has another number. With batches fetched ahead, run the model once on each batch, whole (not "
+                "put together by torch.cat), and in the order in which the loader gives them"
+            )
+        if rows % self.views:
+            raise NotPrivate(
+                f"the model runs on a number of rows that views={self.views} does not divide: a collate function has "
+                "dropped some, or they are not from the loader. Let the data set replace what cannot be read; use "
+                "torch.no_grad() to evaluate."
             )
         self._total_of(ticket)
+        return run
 
-    def cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:
-        """The sum that a backward pass over ``examples`` examples may add to.
+    def _rows(self, ticket: Ticket) -> int:
+        return ticket.chunk.examples * self.views
+
+    def cover(self, ticket: Ticket | None, examples: int, run: Run | None) -> ClippedSum:
+        """The sum that a backward pass over ``examples`` examples may add to; ``run`` is what it differentiates.
 
         Refuses one that would count an example twice, or in a step that it was not drawn for.
         """
+        onward = run is not None and run.onward
         if ticket is None or self.tickets.is_void(ticket) or ticket.batch.total is None:
             raise NotPrivate(
+                THROUGH_THE_MODEL if onward else
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
-                "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."
-            )
-        if ticket.chunk.examples and ticket.covered + examples > ticket.chunk.examples:
-            raise NotPrivate(
-                "backward() over more examples than are left of those drawn: an example's gradient may enter a step "
-                "only once. Add losses up before one backward()."
-            )
+                "every training batch from the loader that make_private returned (a wrapper around it that copies "
+                "tensors must fetch the same number of batches ahead throughout); use torch.no_grad() to evaluate."
+            )  # fmt: skip
+        if ticket.chunk.examples:
+            self._refuse_other_rows(ticket, examples, run)
+            if any(before is run for before in ticket.runs):
+                raise NotPrivate(
+                    "a second backward() through one run of the model: an example's gradient may enter a step only "
+                    "once. Add losses up before one backward()."
+                )
+            parts = run is not None and run.part is not None and all(run.part.apart_from(b.part) for b in ticket.runs)
+            if ticket.runs and not parts:
+                raise NotPrivate(
+                    THROUGH_THE_MODEL if onward else
+                    "a backward() for each of two runs of the model on one batch: an example's gradient may enter a "
+                    "step only once. Add losses up before one backward(); where a loss needs two runs (a GAN's real "
+                    "and generated examples, two augmentations), put both into the forward of one module and make that "
+                    "private. To work on a batch in parts, take slices of its tensors, or max_physical_batch=."
+                )  # fmt: skip
         other = None if self._summing is ticket.batch else self.total
         if other is not None and other.last is not None and other.sums:
             raise NotPrivate(
@@ -79,12 +154,30 @@ class BatchSums:
             )
         if other is not None:
             other.drop()  # a batch that was broken off: nothing of it is released
+        ticket.runs.append(run or Run())
         ticket.covered += examples
         ticket.used = ticket.covered >= ticket.chunk.examples
         total = self._total_of(ticket)
         total.last = ticket if ticket.chunk.last else None
         self._summing = ticket.batch
         return total
+
+    def _refuse_other_rows(self, ticket: Ticket, examples: int, run: Run | None) -> None:
+        """Refuses rows that are not those of the chunk, as far as their number shows it."""
+        drawn, part = ticket.chunk.examples, None if run is None else run.part
+        if examples > drawn:
+            raise NotPrivate(
+                "backward() over more examples than were drawn in this batch, as torch.cat([a, b]) of two batches or "
+                "of two copies makes them: an example could count twice. Run the model on what the loader gives; for "
+                "larger steps, give make_private a larger batch_size= (and max_physical_batch=), for several "
+                "augmentations of an example, views=."
+            )
+        if self.views > 1 and examples != drawn and (part is None or part.start % self.views):
+            raise NotPrivate(
+                f"the batch has other rows than its examples' {self.views} views each, which views= averages: a "
+                "collate function that drops rows, or a loop that picks some, would put different examples together. "
+                "Let the data set replace what cannot be read, and run the model on all rows of a batch."
+            )
 
     def discard(self) -> None:
         """What `zero_grad` means: drops sums that no step will use. Chunks of a batch still under way are kept."""
@@ -112,13 +205,48 @@ class BatchSums:
             )
         if not ticket.chunk.last:
             return None
+        ran = ticket.batch.total is not None
         total = self._total_of(ticket)
+        if ticket.chunk.examples and not total.sums:
+            self._warn_of_noise_alone(ticket, ran)
         self.tickets.release(ticket.batch)
         self.ticket, self._summing = None, None
         return total
+
+    def _warn_of_noise_alone(self, ticket: Ticket, ran: bool) -> None:
+        """Says once that a step has no gradients although its batch has examples, and what may be the reason."""
+        if self._noise_alone_told:
+            return
+        self._noise_alone_told = True
+        if ticket.runs:
+            reason = "zero_grad() came between backward() and step()"
+        elif ran:
+            reason = "no backward() reached the model: it was not called, or with inputs= (leave that out), or detached"
+        else:
+            reason = "the model never ran on it (a copy of the model, or of its modules, is not private)"
+        warnings.warn(
+            f"a step that is noise alone: none of its batch's gradients are in it, since {reason}. If that is meant, "
+            "to sit out a broken batch, all is well",
+            stacklevel=6,
+        )
 
     def _total_of(self, ticket: Ticket) -> ClippedSum:
         if ticket.batch.total is None:
             ticket.batch.total = ClippedSum(self._begin())
         total: ClippedSum = ticket.batch.total
         return total
+
+
+def _part(tensors: Sequence[Tensor], rows: int, of: int, dim_of: Callable[[Tensor], int | None]) -> Part | None:
+    """Which of the ``of`` rows of a chunk these are, if they are slices of tensors that hold all of them."""
+    for t in tensors if rows < of else ():
+        whole, dim = t._base, dim_of(t)
+        if whole is None or dim is None or whole.dim() <= dim or whole.shape[dim] != of:
+            continue
+        step = t.stride(dim)
+        if not step or step != whole.stride(dim):
+            continue
+        start, rest = divmod(int(t.storage_offset() - whole.storage_offset()), step)
+        if not rest and 0 <= start <= of - rows:
+            return Part(weakref.ref(whole), start, start + rows)
+    return None

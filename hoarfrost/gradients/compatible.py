@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,24 +11,19 @@ from torch import nn
 GROUPS = 32  # as GroupNorm's authors recommend, where the channels divide
 
 
-class Compatible(NamedTuple):
-    """The model, and one sentence for each change."""
-
-    model: nn.Module
-    changes: list[str]
-
-
-def make_compatible(model: nn.Module) -> Compatible:
+def make_compatible(model: nn.Module, *, tell: Callable[[str], object] | None = None) -> nn.Module:
     """Swaps BatchNorm for GroupNorm, and drops the running statistics of InstanceNorm; scales and shifts are kept.
 
-    Works on the model in place. The swapped layers have new parameters: build the optimizer afterwards. The swapped
-    model computes something else than it did, so a pretrained one needs a little training to get used to it.
+    Works on the model in place, and returns it (or, if it is a BatchNorm itself, what is put in its place). The swapped
+    layers have new parameters: build the optimizer afterwards. The swapped model computes something else than it did,
+    so a pretrained one needs a little training to get used to it.
 
-    >>> model, changes = make_compatible(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))
-    >>> changes
-    ['1: BatchNorm2d(48) → GroupNorm(24, 48)']
+    Args:
+        tell: called with one sentence for each change.
+
+    >>> model = make_compatible(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)), tell=print)
+    1: BatchNorm2d(48) → GroupNorm(24, 48)
     """
-    changes = []
     for name, module in list(model.named_modules()):
         swap = next((make for kind, make in SWAPS.items() if isinstance(module, kind)), None)
         replacement = swap(module) if swap else None
@@ -40,12 +35,13 @@ def make_compatible(model: nn.Module) -> Compatible:
             if isinstance(replacement, nn.GroupNorm)
             else f"{type(module).__name__} without running statistics"
         )
-        changes.append(f"{name or 'the model'}: {type(module).__name__}({module.num_features}) → {after}")
+        if tell is not None:
+            tell(f"{name or 'the model'}: {type(module).__name__}({module.num_features}) → {after}")
         if not name:
-            return Compatible(replacement, changes)
+            return replacement
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, replacement)
-    return Compatible(model, changes)
+    return model
 
 
 def _group_norm(module: Any) -> nn.Module:

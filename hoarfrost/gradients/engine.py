@@ -15,21 +15,22 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.apart import Apart
-from hoarfrost.gradients.batch_sums import BatchSums
+from hoarfrost.gradients.batch_sums import BatchSums, Run
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
-from hoarfrost.gradients.forward import ByRule, Root, Wrapped
+from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
 from hoarfrost.gradients.loss_graph import LossGraph
+from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
 from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
+from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, tap
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
@@ -37,6 +38,7 @@ from hoarfrost.observers import Observer, Sums
 from hoarfrost.tickets import Ticket, Tickets
 
 Reduction = Literal["mean", "sum"]
+IN_A_BACKWARD_PASS = Run()
 ROW_CHECKS = 3  # batches on which it is tried whether a clipping's rule works row by row
 
 
@@ -45,7 +47,7 @@ class _Pass:
     """What one backward pass has brought so far, and the run of the model that it differentiates."""
 
     ticket: Ticket | None
-    call: int
+    call: Run | None
     captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
 
 
@@ -99,10 +101,9 @@ class Engine:
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
-        self._untrained = {p for p in model.parameters() if p not in self._parameters}
+        self.untrained = {p: name for name, p in model.named_parameters() if p not in self._parameters}
         self.clipping: Clipping | None = None  # of the last batch that was begun, found to be sound
-        self._call = 0  # the run of the whole model that is under way; 0 outside of one
-        self._calls = 0
+        self._running: Run | None = None  # of the whole model, while it is under way
         self._passes: dict[int, _Pass] = {}
         self._trial = False  # nothing of the pass that is running is kept
         self.apart = Apart()
@@ -127,19 +128,28 @@ class Engine:
                 "to: make_private(..., after=private); for a copy.deepcopy of it, too, since its weights have the same "
                 "behind them. To begin anew, build the model anew"
             )
+        refuse_unfit(self.model)
         rules = {module: rule for module in self.model.modules() if (rule := rule_for(module)) is not None}
         for module, rule in rules.items():
             rule.check(module, self._names[module])
-        self._hooks = [self._refuse_plain_gradients(p, name) for name, p in self.model.named_parameters()]
+        parameters = self.model.named_parameters()
+        self._hooks = [refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters]
+        self._compiled = set_compilation_aside(self.model)
+        for module in self._compiled:
+            if hasattr(module, "_orig_mod"):
+                module.forward = Uncompiled(self, module)
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.model.forward = Root(self, self.model)
+        self.structure = Structure(self.model)
 
     def detach(self) -> None:
         """Takes the rules off again: the model is as it was."""
         for module in self.model.modules():
             if isinstance(forward := module.__dict__.get("forward"), Wrapped):
                 forward.step_aside()
+        for module, compiled in self._compiled.items():
+            module._compiled_call_impl = compiled
         for hook in self._hooks:
             hook.remove()
 
@@ -153,19 +163,13 @@ class Engine:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
         if not parameter.requires_grad:
             return False
-        if parameter not in self._parameters and parameter not in self._untrained:
-            self._find_parameters()
+        if parameter not in self._parameters and parameter not in self.untrained:
+            self.structure.refuse_changes()
         return parameter in self._parameters and self.mask_of(parameter) is not False
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
         return self.masks.get(self._parameters[parameter], True)
-
-    def _find_parameters(self) -> None:
-        """A parameter is known by its name: other objects may have taken its place, as sharding does."""
-        names = set(self._parameters.values())
-        self._parameters = {p: name for name, p in self.model.named_parameters() if name in names}
-        self._untrained = {p for p in self.model.parameters() if p not in self._parameters}
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
@@ -216,17 +220,28 @@ class Engine:
         if self.trains(parameter):
             this_pass = self._passes[torch._C._current_graph_task_id()]
             uses = this_pass.captured.setdefault(parameter, [])
-            if uses and this_pass.call == 0:
+            if uses and this_pass.call is None:
                 raise NotPrivate(
                     f"{self._parameters[parameter]} is used twice outside of a run of the whole model: whether both "
                     "uses are of the same examples cannot be known. Call the whole model, not its parts."
                 )
             uses.append(contribution)
 
-    def _join(self, ticket: Ticket | None, call: int) -> None:
+    @property
+    def _call(self) -> Run | None:
+        """The run of the whole model that what is computed now belongs to; None outside of one."""
+        return IN_A_BACKWARD_PASS if torch._C._current_graph_task_id() != -1 else self._running
+
+    def _join(self, ticket: Ticket | None, call: Run | None) -> None:
         """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
+        if call is IN_A_BACKWARD_PASS:  # as taps of other checkpoints are, too, through which no gradient comes
+            raise NotPrivate(
+                "a checkpointed part of the model is differentiated in a backward pass of its own, so that an "
+                "example's gradient would be clipped in two pieces. Call torch.utils.checkpoint.checkpoint with "
+                "use_reentrant=False (transformers: gradient_checkpointing_kwargs={'use_reentrant': False})."
+            )
         this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(ticket, call))
-        if this_pass.ticket is not ticket or this_pass.call != call:
+        if this_pass.ticket is not ticket or this_pass.call is not call:
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
@@ -248,14 +263,13 @@ class Engine:
         )
 
     @contextmanager
-    def running(self, rows: int) -> Iterator[None]:
+    def running(self, rows: int, run: Run) -> Iterator[None]:
         """One run of the whole model on ``rows`` rows."""
-        self._calls += 1
-        self.rows, self._call = rows, self._calls
+        self.rows, self._running = rows, run
         try:
             yield
         finally:
-            self._call = 0
+            self._running = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -348,7 +362,7 @@ class Engine:
                 "be the losses of one example each. Hand over one loss for each row of the batch that the model ran "
                 "on, and weigh with 0 what shall not count."
             )
-        total = self.sums.cover(this_pass.ticket, examples)
+        total = self.sums.cover(this_pass.ticket, examples, this_pass.call)
         assert this_pass.ticket is not None  # or it was refused
         if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
@@ -428,20 +442,3 @@ class Engine:
                 exact[:, clipping.block_of[name]] += found.to(exact)
             squares[lost] = exact
         return squares.sqrt_()
-
-    def _refuse_plain_gradients(self, p: nn.Parameter, name: str) -> RemovableHandle:
-        """A gradient that autograd itself brings to a parameter came around the rules."""
-
-        def refuse(_: Tensor) -> None:
-            if self._paused:
-                return
-            raise NotPrivate(
-                f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be "
-                "attributed to individual examples. Call the module instead of reading its parameter, or tie two "
-                "modules by giving them the same Parameter: head.weight = embedding.weight."
-            )
-
-        live = p.requires_grad
-        hook: RemovableHandle = p.requires_grad_().register_hook(refuse)
-        p.requires_grad_(live)
-        return hook

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hoarfrost.gradients import probe
+from hoarfrost.gradients.empty_run import run_on_nothing
 from hoarfrost.gradients.rules import Rule
-from hoarfrost.nested import map_tensors
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -66,26 +67,33 @@ class ByRule(Wrapped):
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
 
 
+class Uncompiled(Wrapped):
+    """What torch.compile returns for a module, running that module as it is."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module._orig_mod(*args, **kwargs)  # type: ignore[operator]
+
+
 class Root(Wrapped):
     """The whole model: learns how many examples a batch has, and on the first one, where they are."""
 
+    def __init__(self, engine: Engine, module: nn.Module):
+        super().__init__(engine, module)
+        # A torch.compile around the private model (or around a loop that calls it) leaves out what is in here.
+        self._uncompiled = torch.compiler.disable(self._run)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._uncompiled(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
+        engine.structure.refuse_changes()
         tensors = probe.tensors_in((args, kwargs))
         where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
         if where.rows == 0:
-            # Many a model cannot run on nothing (`x.view(len(x), -1)`): it runs on one made-up example, of which
-            # nothing is kept.
-            args, kwargs = where.stand_in((args, kwargs), engine.views)
-            if not engine.order:
-                probe.find_order(engine, self.original, args, kwargs)
-            engine.before_run()
-            engine.sums.begin(0)
-            with engine.running(engine.views):
-                output = self.original(*args, **kwargs)
-            return map_tensors(lambda t: t[:0] if t.dim() else t, output)
+            return run_on_nothing(engine, self.original, where, (args, kwargs))
         mode = self.module.training
         if engine.dims is None or engine.probes.get(mode, 0) < PROBES:
             # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
@@ -93,8 +101,8 @@ class Root(Wrapped):
             enough = where.rows >= 3 * engine.views
             engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
         engine.before_run()
-        engine.sums.begin(where.rows)
-        with engine.running(where.rows):
+        run = engine.sums.begin(where.rows, tensors, where.dim)
+        with engine.running(where.rows, run):
             return self.original(*args, **kwargs)
 
 

@@ -13,6 +13,7 @@ The runs are made once in each mode, without gradients, and leave the random sta
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ class Examples:
 
         return map_tensors(picked, arguments)
 
-    def stand_in(self, arguments: Any, views: int) -> Any:
-        """One made-up example, in ``views`` rows, in place of none."""
+    def stand_in(self, arguments: Any, rows: int) -> Any:
+        """Made-up examples, in so many rows, in place of none."""
 
         def filled(t: Tensor) -> Tensor:
             dim = self.dim(t)
@@ -88,7 +89,7 @@ class Examples:
                 return t
             # Whole numbers are words, masks or lengths, and a length of 0 is not allowed everywhere.
             fill = 0 if t.is_floating_point() else 1
-            return t.new_full([views if d == dim else size for d, size in enumerate(t.shape)], fill)
+            return t.new_full([rows if d == dim else size for d, size in enumerate(t.shape)], fill)
 
         return map_tensors(filled, arguments)
 
@@ -100,6 +101,11 @@ def tensors_in(arguments: Any) -> list[Tensor]:
 
 def examples_in(tensors: list[Tensor], expected: int | None, batch_first: bool) -> Examples:
     """How many examples a model's tensors hold: as many as the loader drew, or else as the first tensor says."""
+    if any(t.is_nested for t in tensors):
+        raise NotPrivate(
+            "the model is given a nested tensor, whose examples have no dimension that could be followed through the "
+            "model. Pad in the collate function (torch.nn.utils.rnn.pad_sequence) and pass lengths or a mask along."
+        )
     if not tensors:
         raise NotPrivate(
             "the model was called without a tensor of examples, so gradients cannot be attributed to individual "
@@ -122,6 +128,7 @@ def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
     """Seeds the generators of the CPU and of these devices. `torch.manual_seed` would replace those that others wait
     for: a seed that was given to a GPU nobody has used yet."""
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
     for device in devices:
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
@@ -146,13 +153,16 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
     chosen = sorted({round(k * (rows - 1) / max(1, PROBED_EXAMPLES - 1)) for k in range(PROBED_EXAMPLES)})
     some = [example * views + view for example in chosen for view in range(views)]
     replaced = [*some[-views:], *some[views:]]
+    python = random.getstate()
     with torch.random.fork_rng(devices=devices):
         try:
             with _unchanged_buffers(model):
                 two, three = run([0] * 2 * views), run([0] * 3 * views)
             engine.order = engine.order or _order(two)
-            dims = {
-                place: _counting_dims(engine, place, calls, three.calls[place]) for place, calls in two.calls.items()
+            dims = {  # of what ran in both: layers may be left out at random
+                place: _counting_dims(engine, place, calls, three.calls[place])
+                for place, calls in two.calls.items()
+                if len(three.calls.get(place, ())) == len(calls)
             }
             for (module, kind), found in dims.items():
                 expected = 0 if getattr(module, "batch_first", True) else 1
@@ -173,21 +183,23 @@ def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples
                 pass
         finally:
             engine.seen = None
+            random.setstate(python)
             for module, mode in training.items():
                 module.training = mode
     return {module: found for (module, kind), found in dims.items() if kind == "input"}
 
 
 @torch.no_grad()
-def find_order(engine: Engine, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """In which order the model uses its modules, from one run."""
-    engine.seen, engine.rows = Seen(False), engine.views
+def look(engine: Engine, forward: Callable[..., Any], rows: int, args: Any, kwargs: Any) -> Any:
+    """What the model returns for so many rows of made-up examples; also shows in which order it uses its modules."""
+    engine.seen, engine.rows = Seen(False), rows
     try:
         with torch.random.fork_rng(devices=cuda_devices(engine.model)), _unchanged_buffers(engine.model):
-            forward(*args, **kwargs)
-        engine.order = _order(engine.seen)
+            output = forward(*args, **kwargs)
+        engine.order = engine.order or _order(engine.seen)
     finally:
         engine.seen = None
+    return output
 
 
 def _order(seen: Seen) -> list[nn.Module]:

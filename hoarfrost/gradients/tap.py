@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from hoarfrost.errors import NotPrivate
 
 Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
 
@@ -20,7 +21,7 @@ Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
 class _Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
-        ctx.sink = sink
+        ctx.sink, ctx.anchor = sink, anchor
         ctx.save_for_backward(*inputs)
         # Not changed, but said to be: an output that is an input would be a view, and `ReLU(inplace=True)` after the
         # layer would be refused.
@@ -28,15 +29,33 @@ class _Tap(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors  # read once: activation checkpointing allows no more
         # A backward() inside of autocast must not round norms and sums to half precision.
-        with torch.autocast(gradient.device.type, enabled=False):
-            ctx.sink(gradient, inputs)
+        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+            ctx.sink(gradient.detach(), inputs)
+        if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate what comes out
+            gradient = _Once.apply(gradient, ctx.anchor)
         # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
         # gradients, and not `torch.autograd.grad` asking for an input's.
         return gradient, torch.zeros(()), None, *(None for _ in inputs)
+
+
+class _Once(torch.autograd.Function):
+    """An identity that is not differentiated: parameters are detached, and their part of the derivative is missing."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotPrivate(
+            "a gradient is differentiated once more (create_graph=True, as for a gradient penalty): gradients of "
+            "individual examples are taken in the first backward pass alone. Leave the penalty out; to bound how fast "
+            "a model's output changes, clamp its weights after optimizer.step(), or compare its outputs for two inputs "
+            "within one forward."
+        )
 
 
 def tap(output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +18,7 @@ from hoarfrost.gradients import ClippedSum, Engine
 from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.mechanism import Coordinates, GaussianMechanism
 from hoarfrost.observers import Released
+from hoarfrost.optim import other_optimizers
 from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.optim.frozen_guard import FrozenGuard, zero_moves_nothing
 from hoarfrost.optim.progress import KEY, Progress, progress_in, with_progress
@@ -58,9 +60,14 @@ class PrivateOptimizer(Optimizer):
         self.expected_batch = expected_batch
         self.controller: FreezeController | None = None  # if anything is frozen
         self.ended = False  # a later stage has taken over the model
+        self.stepped = False  # whether the last step() was a real one, or waits for further chunks of its batch
+        self.stepping = False  # whether a real one is under way
+        self._rates: list[float] | None = None  # of learning, at the last step() that was none
+        self._rates_told = False
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()
+        other_optimizers.watch(self)
 
     # One set of parameter groups and one state, inner's; a scheduler that replaces an entry replaces it there.
     @property
@@ -164,14 +171,17 @@ class PrivateOptimizer(Optimizer):
                 loss = closure()
         with torch.no_grad():
             self._refuse_changed_parameters()
+            self._look_at_learning_rates()
             total = self.engine.release()
+            self.stepped = total is not None
+            self._rates = None if self.stepped else self._learning_rates()
             if total is not None:
                 if self.controller is not None:
                     self.controller.apply()  # a batch that never met the model is a step, too
                 self.account.charge()
                 self._set_gradients(total)
                 with self._guard(), _learning_rates_times(total.clipping.learning_rate, self.inner):
-                    self.inner.step()
+                    self._step_inner()
                 if self.controller is not None:
                     self.controller.live_shares += self.controller.live_share
                 self.account.commit()
@@ -184,6 +194,36 @@ class PrivateOptimizer(Optimizer):
                 "a later stage (make_private(..., after=this run)) trains this model now: its weights have more behind "
                 "them than this run knows. Go on with, and save, what that make_private returned"
             )
+
+    def _step_inner(self) -> None:
+        self.stepping = True
+        try:
+            self.inner.step()
+        finally:
+            self.stepping = False
+
+    def _learning_rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.inner.param_groups if "lr" in group]
+
+    def _look_at_learning_rates(self) -> None:
+        """Says once if they change between chunks of one batch, as a scheduler's do that is stepped in the loop."""
+        if self._rates is None or self._rates_told or self._rates == self._learning_rates():
+            return
+        self._rates_told = True
+        warnings.warn(
+            "the learning rate changed between chunks of one batch (max_physical_batch=): a scheduler is stepped for "
+            "every chunk. Write `if private.stepped: scheduler.step()`",
+            stacklevel=4,
+        )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks an optimizer before it steps."""
+        raise NotPrivate(
+            "GradScaler scales the loss, so that gradients would be clipped to a bound that many times smaller. It is "
+            "not needed here: norms and sums are computed in float32. Use torch.autocast with bfloat16, and "
+            "loss.backward() and optimizer.step() without a scaler"
+        )
 
     def _refuse_changed_parameters(self) -> None:
         moved = {p for group in self.inner.param_groups for p in group["params"]}

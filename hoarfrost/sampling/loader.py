@@ -1,5 +1,6 @@
 """Poisson batches from a torch Dataset or DataLoader."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling.draws import Draws
 from hoarfrost.sampling.empty import empty_batch
+from hoarfrost.sampling.order import refuse_reordering
 from hoarfrost.sampling.poisson import Poisson
 from hoarfrost.sampling.source import loader_settings, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
@@ -84,6 +86,11 @@ class PoissonLoader:
         on_chunk: Callable[[Chunk], None] | None = None,
         on_batch: Callable[[], None] | None = None,
     ) -> None:
+        if isinstance(data, PoissonLoader):
+            raise NotPrivate(
+                "this loader is private already: hand make_private what it was made from, the data set "
+                "(loader.dataset) or the plain DataLoader"
+            )
         validate.whole(views=views)
         if steps is not None:
             validate.whole(steps=steps)
@@ -110,20 +117,41 @@ class PoissonLoader:
         self._paid = False  # on_batch was called for a batch that is not handed over yet
         self.tickets = Tickets()  # which of the chunks that were handed over the loop works on
         self._stream, self._seed = Keystream("sampling", seed), seed
+        self._order_known = False  # whether the collate function keeps examples in order
         self._other_draws = 0  # Poisson batches besides those of the steps
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has its own draws.
         self._batches = _Batches()
         self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
 
     def __len__(self) -> int:
-        """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks."""
+        """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks.
+
+        Epochs differ by one batch where 1/q is not whole: how many steps a run has in all is `Private.steps`.
+        """
         if self.max_physical_batch is not None:
-            raise TypeError("how many chunks an epoch has is not known before its batches are drawn")
+            raise TypeError(
+                "how many chunks an epoch has is not known before its batches are drawn (max_physical_batch=). A "
+                "schedule counts steps, not chunks: private.steps says how many a run has, private.stepped whether the "
+                "last optimizer.step() was one"
+            )
         return self._coming_steps()
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_if_spent()
         return self._one_epoch()
+
+    def __repr__(self) -> str:
+        chunks = "" if self.max_physical_batch is None else f", max_physical_batch={self.max_physical_batch}"
+        views = "" if self.views == 1 else f", views={self.views}"
+        steps = f"{self.steps_drawn} steps drawn" + ("" if self.steps is None else f" of {self.steps}")
+        name = type(self.dataset).__name__
+        return f"PoissonLoader({name} of {self.poisson.size}, batch_size={self.batch_size:g}{views}{chunks}; {steps})"
+
+    @property
+    def batch_size(self) -> float:
+        """The expected number of examples in a step, q·N: a whole number where one was asked for."""
+        expected = self.poisson.expected_batch
+        return round(expected) if math.isclose(expected, round(expected), rel_tol=1e-9) else expected
 
     @property
     def seeded(self) -> bool:
@@ -200,6 +228,9 @@ class PoissonLoader:
                     self.tickets.end()
                     return
                 self._pay()
+            if self.views > 1 and not self._order_known:
+                refuse_reordering(self._loader.collate_fn, self.dataset, self.poisson.size, self.batch_first)
+                self._order_known = True
             batch = next(batches, _END)
             while draws.waiting and draws.waiting[0].examples == 0:
                 empty = map_tensors(torch.clone, self._empty)

@@ -149,7 +149,7 @@ GROUPS = "every trained parameter belongs to exactly one group"
 IN_RUNS: dict[str, tuple[Any, str]] = {
     "no style": ("local", r"clip= takes a clipping style, such as hoarfrost.clip.Local\(1.0\), not 'local'"),
     "a class": (Local, "clip= takes a clipping style"),
-    "a number": (1.0, "clip= takes a clipping style"),
+    "a truth value": (True, "clip= takes a clipping style"),
     "a group without members": (
         PerGroup({"*": Local(), "head.*": Local()}),
         r"no trained parameter is named like the group 'head\.\*'; there are 0.weight, 0.bias, 3.weight",

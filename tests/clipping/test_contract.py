@@ -108,7 +108,7 @@ def test_a_parameter_that_the_optimizer_does_not_move_needs_no_block() -> None:
     assert names == [{"1.weight", "1.bias"}]
 
 
-@pytest.mark.parametrize("clip", [None, 1.0, Local, "local", Clipping.flat(["w"], 1.0, ones)])
+@pytest.mark.parametrize("clip", [None, True, Local, "local", Clipping.flat(["w"], 1.0, ones)])
 def test_only_a_style_is_a_style(clip: Any) -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(InvalidValue, match="clipping style"):

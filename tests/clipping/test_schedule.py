@@ -209,7 +209,7 @@ BEGIN: dict[str, tuple[list[float], dict[str, Any], list[int]]] = {
     "fraction": ([0, 0.4, 0.8], {"steps": 10}, [0, 4, 8]),
     "fraction, rounded": ([0, 0.3, 0.65], {"steps": 8}, [0, 2, 5]),
     "epoch": ([0, 1, 3], {"sample_rate": 0.5, "steps": 10}, [0, 2, 6]),
-    "epoch, not whole": ([0, 1, 2], {"sample_rate": 0.3, "steps": 10}, [0, 3, 7]),
+    "epoch, not whole": ([0, 1, 2], {"sample_rate": 0.3, "steps": 10}, [0, 4, 7]),
 }  # fmt: skip
 
 

@@ -357,7 +357,7 @@ def test_a_refused_backward_leaves_the_run_able_to_go_on() -> None:
     x, y = next(iter(private.loader))
     F.cross_entropy(private.model(x), y).backward()  # the first chunk of a batch, which is broken off
     x, y = next(iter(private.loader))
-    with pytest.raises(NotPrivate, match="more examples than are left"):
+    with pytest.raises(NotPrivate, match="more examples than were drawn"):
         F.cross_entropy(private.model(torch.cat([x, x])), torch.cat([y, y])).backward()
     train(private, ahead(0), epochs=1)
     assert private.steps_taken == 2

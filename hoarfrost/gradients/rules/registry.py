@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from hoarfrost.errors import InvalidValue
 from hoarfrost.gradients.rules.attention import AttentionRule
@@ -109,10 +110,12 @@ def rule_for(module: nn.Module) -> Rule | None:
     ordinary = len(set(own)) == len(own) and all(p.is_floating_point() for p in own) and "forward" not in vars(module)
     if rule is not None and ordinary and rule.applies_to(module):
         return rule
+    if is_parametrized(module):  # its weights are computed by inner modules, whatever it holds itself
+        return FallbackRule()
     if not any(True for _ in module.parameters(recurse=False)):
         return None
     inside = any(True for child in module.children() for _ in child.parameters())
-    return DirectParametersRule() if inside and not hasattr(module, "parametrizations") else FallbackRule()
+    return DirectParametersRule() if inside else FallbackRule()
 
 
 def _rule_of_class(kind: type[nn.Module]) -> Rule | None:

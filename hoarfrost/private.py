@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
+from hoarfrost.gradients.state import check_patterns
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
@@ -51,6 +53,7 @@ def make_private(
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
+    allow_state: Sequence[str] = (),
 ) -> Private:
     """Makes a model, its optimizer and its data private; the training loop stays plain PyTorch.
 
@@ -73,6 +76,9 @@ def make_private(
             and every step is written there before its batch is drawn (where workers draw ahead: handed over).
         run: the run's name in the ledger. One that is there already, with the same noise and sampling, goes on with the
             steps it has left: what it spent before a crash stays spent. `Private.load` brings its weights back.
+        allow_state: names (with * and ?) of buffers and of parameters that are not trained which may change while the
+            model runs, since nothing private has a say in them: ["steps", "target.*"]. Everything else that changes by
+            itself is refused. The statement names what was declared here.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -106,7 +112,7 @@ def make_private(
     )  # fmt: skip
     return assemble(
         model, optimizer, loader, plan, clip=clip, freeze=freeze, loss_reduction=loss_reduction, seed=seed,
-        ledger=ledger, run=run,
+        ledger=ledger, run=run, allow_state=allow_state,
     )  # fmt: skip
 
 
@@ -122,6 +128,7 @@ def assemble(
     seed: int | None = None,
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
+    allow_state: Sequence[str] = (),
 ) -> Private:
     """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments."""
     if loader.poisson.sample_rate != plan.sample_rate:
@@ -137,7 +144,7 @@ def assemble(
     engine = Engine(
         model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
         batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
-        info=lambda: private.info(),
+        info=lambda: private.info(), allow_state=check_patterns(allow_state),
     )  # fmt: skip
     mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
     private_optimizer = PrivateOptimizer(

@@ -125,7 +125,10 @@ class Private:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         engine = self.optimizer.engine
         how = "" if engine.clipping is None else f": {engine.clipping}"
-        return replace(self.account.statement(), notes=(f"gradients clipped by {engine.clipper_repr}{how}",))
+        notes = [f"gradients clipped by {engine.clipper_repr}{how}"]
+        if engine.state.allowed:
+            notes.append(f"declared to be public, and not compared: {', '.join(engine.state.allowed)}")
+        return replace(self.account.statement(), notes=tuple(notes))
 
     # Checkpoints.
 
@@ -223,6 +226,7 @@ class Private:
                     engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
                     query = Query(planned.event, self.model, self.loader, noise, engine.paused)
                     controller.freezer.prepare(number, query, self.info())
+                    engine.state.refer()  # what it set was paid for
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,9 +25,11 @@ from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
-from hoarfrost.gradients.probe import MERGED, Dims, Seen
+from hoarfrost.gradients.mixing import Prober
+from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
+from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.tap import Sink, tap
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
@@ -54,6 +56,7 @@ class Engine:
         tickets: the loader's: which chunk the training loop works on.
         step: the number of the step that comes next.
         info: what the clipping style may know of the run.
+        allow_state: names of parameters and buffers that were declared to be public, and may change by themselves.
 
     Guarantees:
         Only gradients of examples that the loader handed over enter a sum, each at most once, each scaled by its factor
@@ -74,6 +77,7 @@ class Engine:
         tickets: Tickets | None = None,
         step: Callable[[], int] = lambda: 0,
         info: Callable[[], RunInfo] | None = None,
+        allow_state: Sequence[str] = (),
     ):
         self.model, self.clipper = model, clipper.fresh()
         self.clipper_repr = repr(self.clipper)  # before anything is observed, which some show
@@ -91,8 +95,8 @@ class Engine:
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
-        self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
-        self.seen: Seen | None = None  # recorded while that is being found
+        self.prober = Prober(self)
+        self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
@@ -104,6 +108,7 @@ class Engine:
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self._attach()
+        self.state = StateGuard(model, parameters, allow_state)
         if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
             warnings.warn(
                 "TensorFloat-32 rounds norms and sums to three digits, so that one example may move a sum by 0.1 % "
@@ -134,6 +139,7 @@ class Engine:
                 forward.step_aside()
         for hook in self._hooks:
             hook.remove()
+        self.state.detach()
 
     # What rules see (rules.Recorder).
 
@@ -173,7 +179,7 @@ class Engine:
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
-            if dim is not None and (dim == MERGED or t.dim() <= dim or t.shape[dim] != self.rows):
+            if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
@@ -192,6 +198,9 @@ class Engine:
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
+        if self.seen is not None:
+            self.seen.watch_copies(leaf)
+            return
         ticket, call = self.sums.ticket, self._call
 
         def hook(gradient: Tensor) -> None:
@@ -243,6 +252,7 @@ class Engine:
         """One run of the whole model on ``rows`` rows."""
         self._calls += 1
         self.rows, self._call = rows, self._calls
+        self.state.begin()
         try:
             yield
         finally:
@@ -308,6 +318,7 @@ class Engine:
         examples = counts.pop()
         total = self.sums.cover(this_pass.ticket, examples)
         assert this_pass.ticket is not None  # or it was refused
+        self.state.ran()
         if this_pass.ticket.chunk.examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.

@@ -101,6 +101,7 @@ class PrivateOptimizer(Optimizer):
                 loss = closure()
         with torch.no_grad():
             self._refuse_changed_parameters()
+            self.engine.state.check()
             total = self.engine.release()
             if total is not None:
                 if self.controller is not None:

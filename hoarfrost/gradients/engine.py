@@ -25,8 +25,8 @@ from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Wrapped
-from hoarfrost.gradients.mixing import Prober
 from hoarfrost.gradients.probe import Dims, Seen
+from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.state import StateGuard

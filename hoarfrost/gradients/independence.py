@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.gradients.probe import cuda_devices, examples_in, seed_all, tensors_in
+from hoarfrost.gradients.probe import cuda_devices, examples_in, random_states_held, seed_all, tensors_in
 from hoarfrost.nested import map_tensors
 
 TOLERANCE = 1e-4  # batches of another size may be added up in another order
@@ -103,7 +103,7 @@ def _run(
     hooks = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     try:
         devices = cuda_devices(model)
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with random_states_held(devices), torch.enable_grad():
             seed_all(0, devices)
             output = _call(model, batch)
             value = loss(output, batch) if loss is not None else getattr(output, "loss", None)

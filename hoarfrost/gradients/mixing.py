@@ -22,255 +22,29 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoarfrost.errors import HoarfrostError, NotPrivate
 from hoarfrost.gradients import probe
-from hoarfrost.gradients.probe import MERGED, PAIRED, Examples, Place, Seen
-from hoarfrost.gradients.state import Kept, matches, refusal
-from hoarfrost.nested import map_tensors
+from hoarfrost.gradients.few import Few, Part
+from hoarfrost.gradients.kept import Kept, matches, refusal
+from hoarfrost.gradients.probe import MERGED, PAIRED, Place, Seen, Watched
 
 if TYPE_CHECKING:
-    from hoarfrost.gradients.engine import Engine
+    from hoarfrost.gradients.prober import Prober
 
-EXAMPLES = 6  # that are looked at
 SEEDS = 3
-ENOUGH = 10  # batches of one or two examples that are looked at before it is left at that
-SHARE = 0.02  # of all rows that the model runs on, that later looks may take
 LOUD = 50.0  # how much the replaced example's gradient stands out
 SAME = 1e-4  # how far values may be apart for batches of the same size
 FORWARD, BACKWARD = 1 / 3, 2 / 3  # of a plain pass
 
 
-@dataclass(frozen=True)
-class Few:
-    """The examples that are looked at: so many, each in ``views`` rows."""
-
-    count: int
-    views: int
-    where: Examples
-    arguments: Any
-
-    @property
-    def rows(self) -> int:
-        return self.count * self.views
-
-    def rows_of(self, examples: Iterable[int]) -> list[int]:
-        return [example * self.views + view for example in examples for view in range(self.views)]
-
-    def pick(self, examples: Sequence[int]) -> Few:
-        """Some of them, in this order."""
-        arguments = self.where.pick(self.arguments, self.rows_of(examples))
-        return Few(len(examples), self.views, Examples(len(examples) * self.views, self.where.batch_first), arguments)
-
-    def ways(self, example: int) -> Iterator[Few]:
-        """With ``example`` replaced, by what stands out most first; a model may insist on sensible inputs."""
-        donor = self._most_different(example)
-        strength = (100.0, -3.0, -100.0)[example % 3]
-        yield self._replaced(example, lambda t: _standing_out(t, strength), donor)
-        yield self._replaced(example, lambda t: _standing_out(t, strength), None)
-        yield self._replaced(example, None, donor)
-
-    def _replaced(self, example: int, floats: Callable[[Tensor], Tensor] | None, donor: int | None) -> Few:
-        rows = slice(example * self.views, (example + 1) * self.views)
-
-        def changed(t: Tensor) -> Tensor:
-            dim = self.where.dim(t)
-            if dim is None or (t.is_complex() and donor is None):
-                return t
-            by_row = t.detach().movedim(dim, 0).clone()
-            if t.is_floating_point() and floats is not None:
-                by_row[rows] = floats(by_row)[rows]
-            elif donor is not None:
-                by_row[rows] = by_row[donor * self.views : (donor + 1) * self.views].clone()
-            return by_row.movedim(0, dim)
-
-        return Few(self.count, self.views, self.where, map_tensors(changed, self.arguments))
-
-    def _most_different(self, example: int) -> int:
-        """Whole numbers are words, masks or lengths: only what another example has is known to be allowed."""
-        others = [other for other in range(self.count) if other != example]
-        far = dict.fromkeys(others, 0.0)
-        for t in probe.tensors_in(self.arguments):
-            dim = self.where.dim(t)
-            if dim is not None and not t.is_floating_point() and not t.is_complex():
-                sums = t.movedim(dim, 0).reshape(self.count, -1).double().sum(1)
-                for other in others:
-                    far[other] += float((sums[other] - sums[example]).abs())
-        return max(others, key=lambda other: (far[other], (other - example) % self.count))
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the examples of a run, in an order."""
-
-    examples: Sequence[int]
-    run: Few
-
-    def rows(self, t: Tensor, dim: int) -> Tensor | None:
-        """Their rows of a tensor whose dimension ``dim`` counts rows, or examples."""
-        if t.dim() > dim and t.shape[dim] in (self.run.rows, self.run.count):
-            numbers = self.run.rows_of(self.examples) if t.shape[dim] == self.run.rows else self.examples
-            return t.movedim(dim, 0)[list(numbers)]
-        return None
-
-
-def _standing_out(t: Tensor, strength: float) -> Tensor:
-    finite = t[t.isfinite()]
-    size = float(finite.abs().max()) if finite.numel() else 1.0
-    scale = min(abs(strength) * (size or 1.0), torch.finfo(t.dtype).max / 100)
-    pattern = 0.75 + 0.25 * torch.arange(t.numel(), device=t.device, dtype=torch.float32).mul(1.7).sin()
-    return (pattern.view(t.shape) * scale * (1 if strength > 0 else -1)).to(t.dtype)
-
-
-class Prober:
-    """Looks at a model, and says when it is time to look again."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.passes = 0.0  # plain passes forward and backward that were made, in all
-        self._looked: dict[bool, int] = {}  # how often, in training mode and in evaluation mode
-        self._dims: dict[Place, tuple[int | None, ...]] = {}
-        self._outputs: list[int | None] = []
-        self._few: Few | None = None  # looked at last
-        self._rows = self._rows_later = 0  # that the model was trained on; that later looks took
-        self._counting = False
-        self._next = 1  # the step after which to look again
-        self._turn = 0
-        self._last = 0  # the step of the last look
-
-    def before_run(self, where: Examples, arguments: Any) -> None:
-        """The model is about to run on a batch: looks at it, if it is time."""
-        mode, views = self.engine.model.training, self.engine.views
-        if self.engine.dims is None or self._looked.get(mode, 0) < ENOUGH:
-            # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
-            self.look(self._choose(where, arguments))
-            self._looked[mode] = ENOUGH if where.rows >= 3 * views else self._looked.get(mode, 0) + 1
-            self._last = self.engine.step()
-        elif self.engine.step() >= self._next and self._affordable():
-            self._few = self._choose(where, arguments)
-            self.again()
-        self._rows += where.rows
-
-    def at_a_save(self) -> None:
-        """What is about to be saved may have opened a gate since the last look."""
-        if self.engine.step() > self._last and self._affordable():
-            self.again()
-
-    def _affordable(self) -> bool:
-        return self._rows_later + 4 * EXAMPLES * self.engine.views <= SHARE * self._rows
-
-    def _choose(self, where: Examples, arguments: Any) -> Few:
-        views = self.engine.views
-        count = where.rows // views  # spread over the batch, whose neighbours may be alike
-        chosen = sorted({round(k * (count - 1) / max(1, EXAMPLES - 1)) for k in range(EXAMPLES)})
-        rows = [example * views + view for example in chosen for view in range(views)]
-        return Few(len(chosen), views, Examples(len(rows), where.batch_first), where.pick(arguments, rows))
-
-    def look(self, few: Few) -> None:
-        """Where the examples are, and everything that can be seen of whether they mix."""
-        engine = self.engine
-        with self._held_still() as kept, torch.no_grad():
-            two, three = (
-                self._run(kept, few.pick([0, 0]), values=False),
-                self._run(kept, few.pick([0] * 3), values=False),
-            )
-            engine.order = engine.order or probe.order_of(two)
-            self._dims |= probe.locate(engine, two, three)
-            self._outputs = probe.locate_outputs(engine, two, three)
-            engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self._dims.items() if kind == "input"}
-            self._refuse_pairs(three, few)
-        for gradients in (True, False):  # some modules run as they are without gradients alone
-            with self._held_still() as kept, torch.set_grad_enabled(gradients):
-                if _Look(self, kept, few).everything():
-                    break
-        self._few = few
-
-    def again(self) -> None:
-        """Looks at one of the examples once more."""
-        if self._few is None or self._few.count < 2 or not self._dims:
-            return
-        self._counting = True
-        try:
-            with self._held_still() as kept, torch.enable_grad():
-                _Look(self, kept, self._few).briefly(self._turn)
-        finally:
-            self._counting = False
-        step = self.engine.step()
-        self._turn, self._last = self._turn + 1, step
-        while self._next <= step:
-            self._next *= 10
-
-    def find_order(self, args: Any, kwargs: Any) -> None:
-        """In which order the model uses its modules, from one run."""
-        with self._held_still() as kept, torch.no_grad():
-            rows = Examples(self.engine.views, self.engine.batch_first)
-            seen = self._run(kept, Few(1, self.engine.views, rows, (args, kwargs)), values=False)
-            self.engine.order = probe.order_of(seen)
-
-    def _refuse_pairs(self, three: Seen, few: Few) -> None:
-        for dim, t in zip(self._outputs, three.outputs, strict=False):
-            if dim == PAIRED and t.is_floating_point():
-                raise self.refusal(
-                    (self.engine.model, "output"),
-                    f"it has the shape {list(t.shape)} for {3 * few.views} rows, so that each of its entries belongs "
-                    "to two examples, and no gradient to one of them alone. Return what is computed from each example "
-                    "by itself (embeddings, [B, D]), with a loss that compares it with public things or with its own "
-                    "other view.",
-                )
-
-    def refusal(self, place: Place, problem: str) -> NotPrivate:
-        module, kind = place
-        what = kind if kind.startswith("the ") else f"its {kind}"
-        return NotPrivate(f"{self.engine.name_of(module)} ({type(module).__name__}), {what}: {problem}")
-
-    # One run.
-
-    @contextmanager
-    def _held_still(self) -> Iterator[Kept]:
-        kept = Kept(self.engine.model)
-        try:
-            with probe.random_states_held(probe.cuda_devices(self.engine.model)):
-                yield kept
-                self.refuse_changes(kept, values=True)
-        finally:
-            self.engine.seen = None
-            kept.put_back()
-
-    def refuse_changes(self, kept: Kept, *, values: bool) -> None:
-        for entry, what in kept.differences(values=values):
-            if entry.saved and not matches(entry.name, self.engine.state.allowed):
-                raise refusal(entry.kind, entry.name, what)
-
-    def _run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0) -> Seen:
-        engine = self.engine
-        model = engine.model
-        engine.seen, engine.rows = Seen(values), few.rows
-        probe.seed_all(seed, probe.cuda_devices(model))
-        kept.seed(seed)
-        args, kwargs = few.arguments
-        # Through the model's own hooks, but not what they did to the arguments already.
-        hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
-        try:
-            output = nn.Module._call_impl(model, *args, **kwargs)
-        finally:
-            model._forward_pre_hooks = hooks
-        engine.seen.record(model, (output,), {}, "output")
-        engine.seen.outputs = [t for t in probe.leaves(output) if isinstance(t, Tensor)]
-        engine.seen.drawn = [*probe.random_states(probe.cuda_devices(model)), *kept.drawn()]
-        self.passes += FORWARD
-        self._rows_later += few.rows * self._counting
-        self.refuse_changes(kept, values=self.passes < 1)
-        return engine.seen
-
-
-class _Look:
+class Look:
     """One look at a model: runs, and what is compared between them."""
 
     def __init__(self, prober: Prober, kept: Kept, few: Few) -> None:
@@ -338,7 +112,7 @@ class _Look:
         self.kept.put_back(values=False)
         if self.quiet:
             self.engine.model.eval()
-        seen = self.prober._run(self.kept, few, seed=seed)
+        seen = self.prober.run(self.kept, few, seed=seed)
         if backward and self.gradients:
             self._differentiate(seen, few, loud, scale)
         return seen
@@ -346,7 +120,7 @@ class _Look:
     def _next_batch(self) -> Seen:
         """The same examples right after another batch: whatever that one left behind is still there."""
         self.kept.put_back(self.engine.state.allowed)
-        return self.prober._run(self.kept, self.few)
+        return self.prober.run(self.kept, self.few)
 
     def _run_replaced(self, example: int, seed: int, before: Seen) -> Seen | None:
         """With ``example`` replaced; None if the model does not take it, or then draws other random numbers."""
@@ -392,7 +166,7 @@ class _Look:
         """Sends made-up gradients into the model's outputs, and keeps what arrives at its layers."""
         pairs = [
             (t, cotangent)
-            for dim, t in zip(self.prober._outputs, seen.outputs, strict=False)
+            for dim, t in zip(self.prober.outputs, seen.outputs, strict=False)
             if t.requires_grad
             and t.is_floating_point()
             and (cotangent := self._cotangent(t, dim, few, loud, scale)) is not None
@@ -442,7 +216,7 @@ class _Look:
 
     def _count_changes(self, before: Seen, after: Seen) -> None:
         """An output without a dimension of examples: no entry may change with two of them."""
-        for index, (dim, a, b) in enumerate(zip(self.prober._outputs, before.outputs, after.outputs, strict=False)):
+        for index, (dim, a, b) in enumerate(zip(self.prober.outputs, before.outputs, after.outputs, strict=False)):
             merged = dim in (MERGED, None) and a.requires_grad and a.is_floating_point()
             if not merged or a.shape != b.shape or a.numel() == 1:
                 continue
@@ -482,7 +256,7 @@ class _Look:
         self._refuse_difference(straight, after, here, there, "leaving out", _loose(straight), again)
 
     def _outputs(self, seen: Seen) -> list[tuple[int | None, Tensor]]:
-        return list(zip(self.prober._outputs, seen.outputs, strict=False))
+        return list(zip(self.prober.outputs, seen.outputs, strict=False))
 
     def _returns_a_loss(self, seen: Seen) -> bool:
         return any(dim is None and t.numel() == 1 and t.requires_grad for dim, t in self._outputs(seen))
@@ -521,10 +295,11 @@ class _Look:
                     f'{engine.loss_reduction}: say loss_reduction="{other}"'
                 )
         raise NotPrivate(
-            f"{model} in which {what} one example changes what the others contribute: it is not a {engine.loss_reduction} "
-            "of one loss for each example (but divided by a number of tokens or a sum of weights, or made with "
-            'statistics of the batch). Return a loss for each example, computed from it alone (reduction="none", and a '
-            "mean over its own tokens). A number that is not trained on can be returned detached: loss.detach()."
+            f"{model} in which {what} one example changes what the others contribute: it is not a "
+            f"{engine.loss_reduction} of one loss for each example (but divided by a number of tokens or a sum of "
+            "weights, or made with statistics of the batch). Return a loss for each example, computed from it alone "
+            '(reduction="none", and a mean over its own tokens). A number that is not trained on can be returned '
+            "detached: loss.detach()."
         )
 
     def _refuse_memory(self, one: Seen, other: Seen) -> None:
@@ -550,7 +325,7 @@ class _Look:
         self, one: Seen, other: Seen, here: Part, there: Part, tolerance: float, again: Seen | None
     ) -> Place | None:
         """The first place whose rows differ; those that ``again`` shows to be random are passed over."""
-        dims = self.prober._dims
+        dims = self.prober.dims
         for place, calls in one.calls.items():
             known = dims.get(place, ())
             for number, tensors in enumerate(calls):
@@ -575,7 +350,7 @@ class _Look:
         for n, watched in reversed(list(_numbered(one))):
             a = watched.gradient
             b = arrived.get((watched.place, watched.call, watched.order, n))
-            known = self.prober._dims.get(watched.place, ())
+            known = self.prober.dims.get(watched.place, ())
             own = watched.place[1] == "own parameters"
             dim = 0 if own else known[watched.order] if watched.order < len(known) else None
             if dim is None or dim < 0 or a is None or b is None:
@@ -588,7 +363,7 @@ class _Look:
 _ALONE = "Compute every example from that example alone."
 
 
-def _numbered(seen: Seen) -> Iterator[tuple[int, Any]]:
+def _numbered(seen: Seen) -> Iterator[tuple[int, Watched]]:
     counts: dict[Any, int] = {}
     for watched in seen.watched:
         key = (watched.place, watched.call, watched.order)

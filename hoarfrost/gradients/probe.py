@@ -201,8 +201,10 @@ def cuda_devices(model: nn.Module) -> list[torch.device]:
 
 
 def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
-    """Seeds the generators of torch, for the CPU and these devices, of numpy and of Python. `torch.manual_seed` would replace those that others wait
-    for: a seed that was given to a GPU nobody has used yet."""
+    """Seeds the generators of torch (on the CPU and these devices), of numpy and of Python.
+
+    `torch.manual_seed` would replace those that others wait for: a seed that was given to a GPU nobody has used yet.
+    """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -225,9 +227,8 @@ def random_states_held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
     """What shows whether random numbers were drawn."""
-    _, keys, position, *rest = np.random.get_state()
     on_devices = [torch.cuda.get_rng_state(device).tolist() for device in devices]
-    return [torch.get_rng_state().tolist(), *on_devices, random.getstate(), keys.tolist(), position, *rest]
+    return [torch.get_rng_state().tolist(), *on_devices, random.getstate(), repr(np.random.get_state())]
 
 
 def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -260,36 +260,34 @@ def test_a_sum_where_a_mean_was_promised_is_named() -> None:
     assert sums_so_far(engine)
 
 
+def steps_of(engine: Any) -> Iterator[int]:
+    """Numbers of steps, which the engine knows of."""
+    for step in range(1000):
+        engine.step = lambda step=step: step
+        yield step
+
+
 def test_what_begins_to_mix_later_is_seen_after_some_steps() -> None:
     engine = engine_for(LateGate())
-    steps = 0
-    engine.step = lambda: steps
-    for steps in range(60):
-        if steps == 30:
-            engine.model.open = True
-        if steps < 90:
-            try:
-                clipped_sums(engine, torch.randn(40, 4), lambda output: output.square().sum())
-            except NotPrivate as error:
-                assert "second (Linear)" in str(error)
-                break
-    else:
-        engine.model.open = True
-        steps = 100
-        announce(engine, 40)
-        with pytest.raises(NotPrivate, match=r"second \(Linear\)"):
-            engine.model(torch.randn(40, 4))
+    for step in steps_of(engine):
+        engine.model.open = step >= 30
+        if step == 100:
+            break
+        clipped_sums(engine, torch.randn(256, 4), lambda output: output.square().sum())
+    announce(engine, 256)
+    with pytest.raises(NotPrivate, match=r"second \(Linear\)"):
+        engine.model(torch.randn(256, 4))
 
 
 def test_what_begins_to_mix_is_seen_at_a_checkpoint() -> None:
     engine = engine_for(LateGate())
-    steps = 0
-    engine.step = lambda: steps
-    for steps in range(30):
+    for step in steps_of(engine):
         clipped_sums(engine, torch.randn(256, 4), lambda output: output.square().sum())
-    engine.prober.at_a_save()
+        if step == 30:
+            engine.prober.at_a_save()
+        if step == 40:
+            break
     engine.model.open = True
-    steps = 40
     with pytest.raises(NotPrivate, match=r"second \(Linear\)"):
         engine.prober.at_a_save()
 
@@ -495,18 +493,18 @@ def test_what_the_probe_costs() -> None:
         rows: list[int] = []
         model.first.register_forward_pre_hook(lambda m, args, rows=rows: rows.append(len(args[0])))
         engine = engine_for(model, loss_reduction="mean")
-        steps = 0
-        engine.step = lambda: steps
         trained = 0
-        for steps in range(300):
+        for step in steps_of(engine):
             announce(engine, 50)
             logits_of(engine.model(torch.randn(50, 4))).mean().backward()
             engine.release()
             trained += 50
-            if steps == 0:
+            if step == 0:
                 start = sum(rows) - 50
                 assert engine.prober.passes <= 20
                 assert start <= 20 * 6 * 3  # a forward pass is a third of a plain one
+            if step == 300:
+                break
         assert 0 < sum(rows) - start - trained <= 0.02 * trained
 
 

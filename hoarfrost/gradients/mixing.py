@@ -277,7 +277,7 @@ class Look:
         if self._returns_a_loss(one):
             self._refuse_loss(what, here, there, tolerance)
         raise self.prober.refusal(
-            (place[0], "the gradient that arrives at its output"),
+            (place[0], f"the gradient that arrives at its {place[1]}"),
             f"{what} one example of the batch changes it for others: a hook, or a backward() of your own, works on the "
             "whole batch. Let it work on each row by itself (a norm over all dimensions but the first).",
         )

@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "a statistic of the batch": (net(end=lambda x, o: (o, o.mean(0))), floats, "its output: .*one example"),
     "centred logits in a loss": (CentredLoss, floats, r"the model .* returns a loss.*one example"),
     "a mean over tokens in a loss": (ReturnsItsLoss, words, r"the model .* returns a loss.*one example"),
-    "a gate that opens later": (ReZero, floats, "its output: .*one example"),
+    "a gate that opens later": (ReZero, floats, "its (output|own parameters): .*one example"),
     "manifold mix-up": (ManifoldMixup, floats, r"second \(Linear\), its input: .*one example"),
     "the batch's number of tokens": (PerToken, words, r"out \(Linear\), its input: .*one example"),
     "the number of rows": (net(between=lambda h: h / len(h)), floats, r"second \(Linear\), its input: .*leaving"),

@@ -84,6 +84,18 @@ class ReZero(Net):
         return self.second(h) + self.gate * (h - h.mean(0))[:, :3]
 
 
+class ZeroInitialised(Net):
+    """Its last layer begins with zeros; so does the statistic, in which nothing shows as long as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)
+
+    def end(self, x: Tensor, output: Tensor) -> Any:
+        return output * output.abs().mean()
+
+
 class LateGate(Net):
     """A gate that opens with the steps, by itself."""
 
@@ -213,6 +225,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "centred logits in a loss": (CentredLoss, floats, r"the model .* returns a loss.*one example"),
     "a mean over tokens in a loss": (ReturnsItsLoss, words, r"the model .* returns a loss.*one example"),
     "a gate that opens later": (ReZero, floats, "its (output|own parameters): .*one example"),
+    "weights that are zero at first": (ZeroInitialised, floats, "its output: .*one example"),
     "manifold mix-up": (ManifoldMixup, floats, r"second \(Linear\), its input: .*one example"),
     "the batch's number of tokens": (PerToken, words, r"out \(Linear\), its input: .*one example"),
     "the number of rows": (net(between=lambda h: h / len(h)), floats, r"second \(Linear\), its input: .*leaving"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
+from hoarfrost.freezing.scaling import PrivateScaling
+from hoarfrost.models.standardize import Standardize
 from tests.support.engines import announce, clipped_sums, engine_for
 
 
@@ -434,13 +437,16 @@ def test_honest_programs_are_not_accused(tmp_path: Any) -> None:
     later.save(tmp_path / "end.safetensors")
 
 
-def test_private_scaling_may_set_its_layer() -> None:
-    from hoarfrost.freezing.scaling import PrivateScaling
-    from hoarfrost.models.standardize import Standardize
+class LaterScaling(PrivateScaling):
+    def releases(self, info: Any) -> Any:
+        return tuple(replace(planned, step=2) for planned in super().releases(info))
 
+
+@pytest.mark.parametrize("kind", [PrivateScaling, LaterScaling])
+def test_private_scaling_may_set_its_layer(kind: Any) -> None:
     layer = Standardize([0, 1, 2, 3], width=4)
     model = nn.Sequential(layer, nn.Linear(4, 3))
-    private = private_run(model, steps=4, freeze=PrivateScaling(layer, noise_multiplier=20.0))
+    private = private_run(model, steps=4, freeze=kind(layer, noise_multiplier=20.0))
     train(private)
     assert layer.mean.any()
 

@@ -143,6 +143,8 @@ def save(
         not in it: noise that is drawn twice can be subtracted. Weights that are not finite are not saved.
     """
     check_finite(private.model, private.steps_taken)
+    private.optimizer.engine.prober.at_a_save()
+    private.optimizer.engine.state.check(everything=True)
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
     progress = Progress.of(private.optimizer)

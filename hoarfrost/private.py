@@ -22,6 +22,7 @@ from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.gradients.independence import LossFunction, examine_first
+from hoarfrost.gradients.state import check_patterns
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
@@ -57,6 +58,7 @@ def make_private(
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
     after: Earlier | Sequence[Earlier] | None = None,
+    allow_state: Sequence[str] = (),
 ) -> Private:
     """Makes a model, its optimizer and its data private; the training loop stays plain PyTorch.
 
@@ -87,6 +89,9 @@ def make_private(
             of its optimizer, or a list of these. Steps count from 0, and ``epsilon`` is for what this stage releases;
             `Private.epsilon` and `Private.statement` are for all that the weights have behind them. If the model is
             still that of the run before, that run ends here. The weights themselves are not loaded.
+        allow_state: names (with * and ?) of buffers and of parameters that are not trained which may change while the
+            model runs, since nothing private has a say in them: ["steps", "target.*"]. Everything else that changes by
+            itself is refused. The statement names what was declared here.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -124,7 +129,7 @@ def make_private(
     with taking_over(model, after):
         return assemble(
             model, optimizer, loader, plan, clip=check_clipper(clip), freeze=freeze, loss=loss,
-            loss_reduction=loss_reduction, seed=seed, ledger=ledger, run=run, after=earlier,
+            loss_reduction=loss_reduction, seed=seed, ledger=ledger, run=run, after=earlier, allow_state=allow_state,
         )  # fmt: skip
 
 
@@ -142,6 +147,7 @@ def assemble(
     ledger: budget.Ledger | budget.Allowance | str | Path | None = None,
     run: str | None = None,
     after: Iterable[budget.Snapshot] = (),
+    allow_state: Sequence[str] = (),
 ) -> Private:
     """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments."""
     if loader.poisson.sample_rate != plan.sample_rate:
@@ -157,7 +163,7 @@ def assemble(
     engine = Engine(
         model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
         batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
-        info=lambda: private.info(),
+        info=lambda: private.info(), allow_state=check_patterns(allow_state),
     )  # fmt: skip
     mechanism = GaussianMechanism(noise, plan.noise_multiplier, engine.encoding)
     private_optimizer = PrivateOptimizer(

@@ -135,8 +135,11 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         engine = self.optimizer.engine
         how = "" if engine.clipping is None else f": {engine.clipping}"
+        notes = [f"gradients clipped by {engine.clipper_repr}{how}"]
+        if engine.state.allowed:
+            notes.append(f"declared to be public, and not compared: {', '.join(engine.state.allowed)}")
         found = self.account.statement()
-        return replace(found, notes=(f"gradients clipped by {engine.clipper_repr}{how}", *found.notes))
+        return replace(found, notes=(*notes, *found.notes))
 
     # Checkpoints.
 
@@ -235,6 +238,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
                     engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
                     query = Query(planned.event, self.model, self.loader, noise, engine.paused)
                     controller.freezer.prepare(number, query, self.info())
+                    engine.state.refer()  # what it set was paid for
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,9 +27,11 @@ from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
 from hoarfrost.gradients.loss_graph import LossGraph
 from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
-from hoarfrost.gradients.probe import MERGED, Dims, Seen
+from hoarfrost.gradients.probe import Dims, Seen
+from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
+from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, tap
 from hoarfrost.info import RunInfo
@@ -58,6 +60,7 @@ class Engine:
         tickets: the loader's: which chunk the training loop works on.
         step: the number of the step that comes next.
         info: what the clipping style may know of the run.
+        allow_state: names of parameters and buffers that were declared to be public, and may change by themselves.
 
     Guarantees:
         Only gradients of examples that the loader handed over enter a sum, each at most once, each scaled by its factor
@@ -78,6 +81,7 @@ class Engine:
         tickets: Tickets | None = None,
         step: Callable[[], int] = lambda: 0,
         info: Callable[[], RunInfo] | None = None,
+        allow_state: Sequence[str] = (),
     ):
         self.model, self.clipper = model, clipper.fresh()
         self.clipper_repr = repr(self.clipper)  # before anything is observed, which some show
@@ -96,8 +100,8 @@ class Engine:
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # examples × views in the forward pass that is running
         self.dims: Dims | None = None  # found on the first batch
-        self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
-        self.seen: Seen | None = None  # recorded while that is being found
+        self.prober = Prober(self)
+        self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
@@ -111,6 +115,7 @@ class Engine:
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
         self.attach()
+        self.state = StateGuard(model, parameters, allow_state)
         if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
             warnings.warn(
                 "TensorFloat-32 rounds norms and sums to three digits, so that one example may move a sum by 0.1 % "
@@ -152,6 +157,7 @@ class Engine:
             module._compiled_call_impl = compiled
         for hook in self._hooks:
             hook.remove()
+        self.state.detach()
 
     # What rules see (rules.Recorder).
 
@@ -185,7 +191,7 @@ class Engine:
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
-            if dim is not None and (dim == MERGED or t.dim() <= dim or t.shape[dim] != self.rows):
+            if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
@@ -204,6 +210,9 @@ class Engine:
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
+        if self.seen is not None:
+            self.seen.watch_copies(leaf)
+            return
         ticket, call = self.sums.ticket, self._call
 
         def hook(gradient: Tensor) -> None:
@@ -266,6 +275,7 @@ class Engine:
     def running(self, rows: int, run: Run) -> Iterator[None]:
         """One run of the whole model on ``rows`` rows."""
         self.rows, self._running = rows, run
+        self.state.begin()
         try:
             yield
         finally:
@@ -364,6 +374,7 @@ class Engine:
             )
         total = self.sums.cover(this_pass.ticket, examples, this_pass.call)
         assert this_pass.ticket is not None  # or it was refused
+        self.state.ran()
         if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         if self._losses is None:

@@ -10,12 +10,11 @@ from torch import nn
 
 from hoarfrost.gradients import probe
 from hoarfrost.gradients.empty_run import run_on_nothing
+from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
-
-PROBES = 10  # batches of one or two examples that are looked at before it is left at that
 
 
 class Wrapped:
@@ -55,16 +54,22 @@ class ByRule(Wrapped):
         if engine.seen is not None or engine.active:
             self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
         if engine.seen is not None:
-            engine.seen.record(self.module, args, kwargs)
-            if self.rule.runs_in_probe:
-                output = self.rule.forward(engine, self.module, self.original, args, kwargs)
-            else:
-                output = self.original(*args, **kwargs)
-            engine.seen.record(self.module, (output,), {}, "output")
-            return output
+            return self._shown(engine.seen, *args, **kwargs)
         if not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
+
+    def _shown(self, seen: Seen, *args: Any, **kwargs: Any) -> Any:
+        """A run while the examples are being located, or looked at."""
+        seen.record(self.module, args, kwargs)
+        if not self.rule.runs_in_probe:
+            return seen.leave(self.module, self.original(*args, **kwargs))
+        outside, seen.inside = seen.inside, self.module
+        try:
+            output = self.rule.forward(self.engine, self.module, self.original, args, kwargs)
+            return seen.leave(self.module, output)
+        finally:
+            seen.inside = outside
 
 
 class Uncompiled(Wrapped):
@@ -94,16 +99,13 @@ class Root(Wrapped):
         where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))
-        mode = self.module.training
-        if engine.dims is None or engine.probes.get(mode, 0) < PROBES:
-            # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
-            engine.dims = (engine.dims or {}) | probe.example_dims(engine, self.original, where, (args, kwargs))
-            enough = where.rows >= 3 * engine.views
-            engine.probes[mode] = PROBES if enough else engine.probes.get(mode, 0) + 1
+        engine.prober.before_run(where, (args, kwargs))
         engine.before_run()
         run = engine.sums.begin(where.rows, tensors, where.dim)
         with engine.running(where.rows, run):
-            return self.original(*args, **kwargs)
+            output = self.original(*args, **kwargs)
+        engine.state.ran()
+        return output
 
 
 def _plain_forward(module: nn.Module) -> Any:

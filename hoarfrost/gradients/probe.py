@@ -1,24 +1,19 @@
 """Where the examples are: found by running the model on a few of them, before the first batch is trained on.
 
-**Size.** The model runs on two examples and on three, and what changes size counts examples. A dimension that happens
-to be as long as the batch (a sequence of 32 tokens in a batch of 32) cannot be mistaken for it this way. A buffer that
-such a run changes would carry data out of the step without noise, and is refused.
-
-**Order.** The model runs on some examples, with the first of them replaced, and on the same in reverse. What reaches a
-layer, and what comes out of the model, must not change for the others (or examples mix), and must be reversed too (or
-norms of different examples would be paired: think of a model that sorts its batch by length).
-
-The runs are made once in each mode, without gradients, and leave the random state and the buffers as they were.
+The model runs on two examples and on three, and what changes size counts examples. A dimension that happens to be as
+long as the batch (a sequence of 32 tokens in a batch of 32) cannot be mistaken for it this way. What else these
+examples show, `hoarfrost.gradients.mixing` looks at.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
@@ -26,37 +21,124 @@ from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.rules.base import wrong_example_dim
-from hoarfrost.nested import map_tensors
+from hoarfrost.nested import map_tensors, parts
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
-PROBED_EXAMPLES = 6  # examples whose order is followed through the model
 MERGED = -1  # the examples are there, but in one dimension with something else
+PAIRED = -2  # they are there twice: every entry belongs to two examples
 Place = tuple[nn.Module, str]  # a module, and its input or its output
-Check = Callable[[Tensor, Tensor], str | None]
 Dims = dict[nn.Module, tuple[int | None, ...]]  # None: the examples share the tensor
 
 
 @dataclass
 class Seen:
-    """What reached each module, call by call, in one run: the shapes of its tensors, or the tensors themselves."""
+    """What one run of the model shows: what reached each module and left it, call by call, and what came out.
+
+    Args:
+        values: whether tensors are kept, or their shapes alone.
+    """
 
     values: bool = False
     calls: dict[Place, list[tuple[Any, ...]]] = field(default_factory=dict)
+    returned: Any = None  # by the model
+    outputs: list[Tensor] = field(default_factory=list)  # the tensors in it
+    watched: list[Watched] = field(default_factory=list)  # where gradients arrive
+    recording: bool = True  # not while activation checkpoints run the model once more
+    inside: nn.Module | None = None  # that follows its own parameters
+    drawn: list[Any] = field(default_factory=list)  # random states after the run
 
-    def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> None:
-        items = tree_flatten((args, kwargs), is_leaf=lambda item: isinstance(item, PackedSequence))[0]
+    def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:
+        items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind == "input" else leaves(args)
         if any(isinstance(item, PackedSequence) for item in items):
             items, kind = tree_flatten([_padded(item) for item in items])[0], f"packed {kind}"
         tensors = [item for item in items if isinstance(item, Tensor)]
-        found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
-        self.calls.setdefault((module, kind), []).append(found)
+        if self.recording:
+            found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
+            self.calls.setdefault((module, kind), []).append(found)
+        return kind
 
-    def at(self, place: Place, call: int, order: int) -> Tensor | None:
-        """One of the tensors, if this run had it."""
-        calls = self.calls.get(place, [])
-        return calls[call][order] if call < len(calls) and order < len(calls[call]) else None
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        """What the module returns, with its tensors watched, if gradients are looked at."""
+        kind = self.record(module, (output,), {}, "output")
+        if not (self.values and torch.is_grad_enabled()) or self.inside is module:
+            return output
+        call = len(self.calls.get((module, kind), ())) - 1
+        count = 0
+
+        def watch(t: Tensor, packed: PackedSequence | None = None) -> Tensor:
+            if not (t.requires_grad and t.is_floating_point()):
+                return t
+            copy = t.clone()  # what follows may change it in place
+            if self.recording:
+                self.watched.append(Watched((module, kind), call, count, copy, packed))
+            return copy
+
+        def walk(item: Any) -> Any:
+            nonlocal count
+            if isinstance(item, Tensor):
+                item, count = watch(item), count + 1
+            elif isinstance(item, PackedSequence):
+                data = watch(item.data, item)
+                count += sum(isinstance(t, Tensor) for t in _padded(item))
+                item = PackedSequence(data, item.batch_sizes, item.sorted_indices, item.unsorted_indices)
+            elif type(item) in (tuple, list):
+                item = type(item)([walk(each) for each in item])
+            elif type(item) is dict:
+                item = {key: walk(each) for key, each in item.items()}
+            else:
+                count += sum(isinstance(t, Tensor) for t in leaves(item))
+            return item
+
+        return walk(output)
+
+    def watch_copies(self, copies: Tensor) -> None:
+        """A parameter's copies for each example, at which gradients arrive."""
+        if self.recording and self.values and self.inside is not None:
+            self.watched.append(Watched((self.inside, "own parameters"), 0, 0, copies, None))
+
+
+@dataclass
+class Watched:
+    """A tensor that a gradient arrives at: one of those that ``place`` had in this call."""
+
+    place: Place
+    call: int
+    order: int
+    tensor: Tensor
+    packed: PackedSequence | None
+    gradient: Tensor | None = None
+
+    def arrived(self, gradient: Tensor | None) -> None:
+        if gradient is not None and self.packed is not None:
+            _, *rest = self.packed
+            gradient = pad_packed_sequence(PackedSequence(gradient, *rest), batch_first=True)[0]
+        self.gradient = gradient
+
+
+def leaves(item: Any, known: set[int] | None = None) -> list[Any]:
+    """What an output holds: mappings, sequences, dataclasses and plain objects are opened, packed sequences are not.
+
+    >>> from types import SimpleNamespace
+    >>> leaves({"loss": 1.0, "rest": SimpleNamespace(pair=("a", [2]))})
+    [1.0, 'a', 2]
+    """
+    known = set() if known is None else known
+    if isinstance(item, Tensor | PackedSequence | nn.Module | type):
+        return [item]
+    inside = parts(item)
+    if inside is None and _holds_tensors(item):
+        inside = vars(item)
+    if inside is None or id(item) in known:
+        return [item]
+    known.add(id(item))
+    return [leaf for child in inside.values() for leaf in leaves(child, known)]
+
+
+def _holds_tensors(item: Any) -> bool:
+    """Whether it is an object of somebody's own class, such as a cache of keys."""
+    return hasattr(item, "__dict__") and not callable(item) and not isinstance(item, torch.dtype | torch.device)
 
 
 @dataclass
@@ -125,140 +207,64 @@ def cuda_devices(model: nn.Module) -> list[torch.device]:
 
 
 def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
-    """Seeds the generators of the CPU and of these devices. `torch.manual_seed` would replace those that others wait
-    for: a seed that was given to a GPU nobody has used yet."""
+    """Seeds the generators of torch (on the CPU and these devices), of numpy and of Python.
+
+    `torch.manual_seed` would replace those that others wait for: a seed that was given to a GPU nobody has used yet.
+    """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
+    np.random.seed(seed)
     for device in devices:
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 
 
-@torch.no_grad()
-def example_dims(engine: Engine, forward: Callable[..., Any], examples: Examples, arguments: Any) -> Dims:
-    """For each module with a rule: the dimension of each of its input tensors that counts examples."""
-
-    def run(index: list[int], *, values: bool = False, seed: int = 0) -> Seen:
-        engine.seen, engine.rows = Seen(values), len(index)
-        args, kwargs = examples.pick(arguments, index)
-        seed_all(seed, devices)
-        output = forward(*args, **kwargs)
-        engine.seen.record(model, (output,), {}, "output")
-        return engine.seen
-
-    views, model = engine.views, engine.model
-    training = {module: module.training for module in model.modules()}
-    devices = cuda_devices(model)
-    rows = examples.rows // views  # spread over the batch, whose neighbours may be alike
-    chosen = sorted({round(k * (rows - 1) / max(1, PROBED_EXAMPLES - 1)) for k in range(PROBED_EXAMPLES)})
-    some = [example * views + view for example in chosen for view in range(views)]
-    replaced = [*some[-views:], *some[views:]]
-    python = random.getstate()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            with _unchanged_buffers(model):
-                two, three = run([0] * 2 * views), run([0] * 3 * views)
-            engine.order = engine.order or _order(two)
-            dims = {  # of what ran in both: layers may be left out at random
-                place: _counting_dims(engine, place, calls, three.calls[place])
-                for place, calls in two.calls.items()
-                if len(three.calls.get(place, ())) == len(calls)
-            }
-            for (module, kind), found in dims.items():
-                expected = 0 if getattr(module, "batch_first", True) else 1
-                sequences = hasattr(module, "batch_first") and kind == "input"
-                if sequences and found[0] not in (None, MERGED):
-                    shape = three.calls[module, kind][0][0]
-                    if len(shape) != 3 or found[0] != expected:
-                        given = f"an input of shape {tuple(shape)} for {3 * views} rows"
-                        raise wrong_example_dim(engine.name_of(module), module, given)
-            try:
-                # The same random numbers in both: where only the first example differs, only its rows may.
-                before, after = run(some, values=True), run(replaced, values=True)
-                model.eval()  # without dropout, reversed rows can be compared
-                straight, again = run(some, values=True), run(some, values=True, seed=1)
-                _compare(engine, dims, len(some), _order_unchanged, straight, run(some[::-1], values=True), again)
-                _compare(engine, dims, len(some), _others_unchanged(views), before, after)
-            except RuntimeError:  # a model may insist on a batch that its collate function has sorted
-                pass
-        finally:
-            engine.seen = None
-            random.setstate(python)
-            for module, mode in training.items():
-                module.training = mode
-    return {module: found for (module, kind), found in dims.items() if kind == "input"}
-
-
-@torch.no_grad()
-def look(engine: Engine, forward: Callable[..., Any], rows: int, args: Any, kwargs: Any) -> Any:
-    """What the model returns for so many rows of made-up examples; also shows in which order it uses its modules."""
-    engine.seen, engine.rows = Seen(False), rows
+@contextmanager
+def random_states_held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Whatever is drawn meanwhile, the random numbers of torch, numpy and Python that follow are the same."""
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=cuda_devices(engine.model)), _unchanged_buffers(engine.model):
-            output = forward(*args, **kwargs)
-        engine.order = engine.order or _order(engine.seen)
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
     finally:
-        engine.seen = None
-    return output
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
-def _order(seen: Seen) -> list[nn.Module]:
+def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
+    """What shows whether random numbers were drawn."""
+    on_devices = [torch.cuda.get_rng_state(device).tolist() for device in devices]
+    return [torch.get_rng_state().tolist(), *on_devices, random.getstate(), repr(np.random.get_state())]
+
+
+def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:
+    """Which dimension counts examples, for each tensor that reached or left a module in runs on two and on three."""
+    both = [place for place in two.calls if place in three.calls]
+    dims = {place: _counting_dims(engine, place, two.calls[place], three.calls[place]) for place in both}
+    for (module, kind), found in dims.items():
+        expected = 0 if getattr(module, "batch_first", True) else 1
+        if hasattr(module, "batch_first") and kind == "input" and found[0] not in (None, MERGED, PAIRED):
+            shape = three.calls[module, kind][0][0]
+            if len(shape) != 3 or found[0] != expected:
+                given = f"an input of shape {tuple(shape)} for {3 * engine.views} rows"
+                raise wrong_example_dim(engine.name_of(module), module, given)
+    return dims
+
+
+def locate_outputs(engine: Engine, two: Seen, three: Seen) -> list[int | None]:
+    """The same for what the model returns; nothing where it returns another number of tensors for other batches."""
+    if len(two.outputs) != len(three.outputs):
+        return []
+    return [_counting_dim(engine, a.shape, b.shape) for a, b in zip(two.outputs, three.outputs, strict=True)]
+
+
+def order_of(seen: Seen) -> list[nn.Module]:
+    """The modules with parameters, as the model uses them."""
     return list(dict.fromkeys(module for module, kind in seen.calls if kind == "input"))
 
 
-def _others_unchanged(views: int) -> Check:
-    """Rows of all examples but the first are as they were."""
-
-    def check(before: Tensor, after: Tensor) -> str | None:
-        if _close(before[views:], after[views:]):
-            return None
-        return (
-            "changing one example of the batch changes what is computed here for others, so gradients cannot be "
-            "attributed to individual examples. Compute every example from that example alone."
-        )
-
-    return check
-
-
-def _order_unchanged(straight: Tensor, backward: Tensor) -> str | None:
-    if _close(straight.flip(0), backward):
-        return None
-    return (
-        "examples are here in another order than in the batch, so gradients of different examples would be added up in "
-        "one norm. Sort outside of the model (in the collate function), or let pack_padded_sequence do it with "
-        "enforce_sorted=False."
-    )
-
-
-def _compare(
-    engine: Engine, dims: dict[Place, Any], rows: int, check: Check, one: Seen, other: Seen, again: Seen | None = None
-) -> None:
-    """Holds ``check`` against every tensor of examples; those that ``again`` shows to be random are passed over."""
-    for place, calls in one.calls.items():
-        for number, tensors in enumerate(calls):
-            for order, first in enumerate(tensors):
-                dim = dims[place][order] if place in dims and order < len(dims[place]) else None
-                # Whole numbers beside the input are lengths and offsets, whose values may depend on the place.
-                compared = first.is_floating_point() or order == 0
-                second = other.at(place, number, order)
-                if dim in (None, MERGED) or not compared or second is None:
-                    continue
-                if first.dim() <= dim or first.shape[dim] != rows:
-                    continue
-                repeated = first if again is None else again.at(place, number, order)
-                if first.shape != second.shape or repeated is None or not _close(first, repeated):
-                    continue
-                problem = check(first.movedim(dim, 0), second.movedim(dim, 0))
-                if problem is not None:
-                    module, kind = place
-                    raise NotPrivate(f"{engine.name_of(module)} ({type(module).__name__}), its {kind}: {problem}")
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    size = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 1.0
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * size, equal_nan=True)
+def _is_packed(item: Any) -> bool:
+    return isinstance(item, PackedSequence)
 
 
 def _padded(item: Any) -> Any:
@@ -266,34 +272,22 @@ def _padded(item: Any) -> Any:
     return (pad_packed_sequence(item, batch_first=True)[0], *item[1:]) if isinstance(item, PackedSequence) else item
 
 
-@contextmanager
-def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts back what the block changes in the model's buffers, and refuses the model if there was anything."""
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    changed = []
-    try:
-        yield
-    finally:
-        for name, b in model.named_buffers():
-            if name in buffers and not (b.shape == buffers[name].shape and torch.equal(b, buffers[name])):
-                changed.append(name)
-                b.copy_(buffers[name])
-    if changed:
-        raise NotPrivate(
-            f"the buffer {changed[0]} changes when the model runs: it would carry data out of the step without noise. "
-            "Replace the module that keeps it by one without running statistics."
-        )
+def _counting_dim(engine: Engine, two: Any, three: Any) -> int | None:
+    if len(two) != len(three):
+        return MERGED
+    moved = [dim for dim, sizes in enumerate(zip(two, three, strict=True)) if sizes[0] != sizes[1]]
+    counts = [(two[dim], three[dim]) == (2 * engine.views, 3 * engine.views) for dim in moved]
+    if not moved:
+        return None
+    if len(moved) == 1 and not counts[0]:  # B², or all pairs
+        return PAIRED if three[moved[0]] * 4 == two[moved[0]] * 9 or three[moved[0]] == two[moved[0]] * 3 else MERGED
+    return PAIRED if sum(counts) > 1 else moved[0] if counts == [True] else MERGED
 
 
 def _counting_dims(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
     found: list[tuple[int | None, ...]] = []
-    for call_two, call_three in zip(with_two, with_three, strict=True):
-        dims: list[int | None] = []
-        for two, three in zip(call_two, call_three, strict=True):
-            moved = [dim for dim, sizes in enumerate(zip(two, three, strict=True)) if sizes[0] != sizes[1]]
-            counted = len(moved) == 1 and (two[moved[0]], three[moved[0]]) == (2 * engine.views, 3 * engine.views)
-            dims.append(None if not moved else moved[0] if counted else MERGED)
-        found.append(tuple(dims))
+    for call_two, call_three in zip(with_two, with_three, strict=False):
+        found.append(tuple(_counting_dim(engine, *shapes) for shapes in zip(call_two, call_three, strict=False)))
     longest = max(found, key=len)
     if any(dims != longest[: len(dims)] for dims in found):
         raise NotPrivate(

@@ -172,6 +172,7 @@ class PrivateOptimizer(Optimizer):
         with torch.no_grad():
             self._refuse_changed_parameters()
             self._look_at_learning_rates()
+            self.engine.state.check()
             total = self.engine.release()
             self.stepped = total is not None
             self._rates = None if self.stepped else self._learning_rates()

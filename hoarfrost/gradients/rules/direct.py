@@ -53,7 +53,7 @@ class _ParameterTracker(TorchFunctionMode):
     def __init__(self, recorder: Recorder, module: nn.Module):
         super().__init__()
         self.recorder, self.module = recorder, module
-        self.differentiating = torch.is_grad_enabled()  # off in the probe, which looks at shapes only
+        self.differentiating = torch.is_grad_enabled()  # off while the examples are being located
         self.names = {p: name for name, p in module.named_parameters(recurse=False)}
         self.tracked: dict[int, _Tracked] = {}
         for p in self.names:

@@ -1,0 +1,168 @@
+"""When a model is looked at, and one run of it for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients import probe
+from hoarfrost.gradients.few import Few
+from hoarfrost.gradients.kept import Kept, matches, refusal
+from hoarfrost.gradients.mixing import FORWARD, Look
+from hoarfrost.gradients.probe import PAIRED, Examples, Place, Seen
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.engine import Engine
+
+EXAMPLES = 6  # that are looked at
+ENOUGH = 10  # batches of one or two examples that are looked at before it is left at that
+SHARE = 0.02  # of all rows that the model runs on, that later looks may take
+
+
+class Prober:
+    """Looks at a model, and says when it is time to look again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.passes = 0.0  # plain passes forward and backward that were made, in all
+        self._looked: dict[bool, int] = {}  # how often, in training mode and in evaluation mode
+        self.dims: dict[Place, tuple[int | None, ...]] = {}
+        self.outputs: list[int | None] = []
+        self._few: Few | None = None  # looked at last
+        self._rows = self._rows_later = 0  # that the model was trained on; that later looks took
+        self._counting = False
+        self._next = 1  # the step after which to look again
+        self._turn = 0
+        self._last = 0  # the step of the last look
+
+    def before_run(self, where: Examples, arguments: Any) -> None:
+        """The model is about to run on a batch: looks at it, if it is time."""
+        mode, views = self.engine.model.training, self.engine.views
+        if self.engine.dims is None or self._looked.get(mode, 0) < ENOUGH:
+            # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
+            self.look(self._choose(where, arguments))
+            self._looked[mode] = ENOUGH if where.rows >= 3 * views else self._looked.get(mode, 0) + 1
+            self._last = self.engine.step()
+        elif self.engine.step() >= self._next and self._affordable():
+            self._few = self._choose(where, arguments)
+            self.again()
+        self._rows += where.rows
+
+    def at_a_save(self) -> None:
+        """What is about to be saved may have opened a gate since the last look."""
+        if self.engine.step() > self._last and self._affordable():
+            self.again()
+
+    def _affordable(self) -> bool:
+        return self._rows_later + 4 * EXAMPLES * self.engine.views <= SHARE * self._rows
+
+    def _choose(self, where: Examples, arguments: Any) -> Few:
+        views = self.engine.views
+        count = where.rows // views  # spread over the batch, whose neighbours may be alike
+        chosen = sorted({round(k * (count - 1) / max(1, EXAMPLES - 1)) for k in range(EXAMPLES)})
+        rows = [example * views + view for example in chosen for view in range(views)]
+        return Few(len(chosen), views, Examples(len(rows), where.batch_first), where.pick(arguments, rows))
+
+    def look(self, few: Few) -> None:
+        """Where the examples are, and everything that can be seen of whether they mix."""
+        engine = self.engine
+        with self._held_still() as kept, torch.no_grad():
+            two, three = (
+                self.run(kept, few.pick([0, 0]), values=False),
+                self.run(kept, few.pick([0] * 3), values=False),
+            )
+            engine.order = engine.order or probe.order_of(two)
+            self.dims |= probe.locate(engine, two, three)
+            self.outputs = probe.locate_outputs(engine, two, three)
+            engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
+            self._refuse_pairs(three, few)
+        for gradients in (True, False):  # some modules run as they are without gradients alone
+            with self._held_still() as kept, torch.set_grad_enabled(gradients):
+                if Look(self, kept, few).everything():
+                    break
+        self._few = few
+
+    def again(self) -> None:
+        """Looks at one of the examples once more."""
+        if self._few is None or self._few.count < 2 or not self.dims:
+            return
+        self._counting = True
+        try:
+            with self._held_still() as kept, torch.enable_grad():
+                Look(self, kept, self._few).briefly(self._turn)
+        finally:
+            self._counting = False
+        step = self.engine.step()
+        self._turn, self._last = self._turn + 1, step
+        while self._next <= step:
+            self._next *= 10
+
+    def made_up(self, rows: int, args: Any, kwargs: Any) -> Any:
+        """What the model returns for so many rows of made-up examples; also shows the order of its modules."""
+        engine = self.engine
+        few = Few(rows // engine.views, engine.views, Examples(rows, engine.batch_first), (args, kwargs))
+        with self._held_still() as kept, torch.no_grad():
+            seen = self.run(kept, few, values=False)
+        engine.order = engine.order or probe.order_of(seen)
+        return seen.returned
+
+    def _refuse_pairs(self, three: Seen, few: Few) -> None:
+        for dim, t in zip(self.outputs, three.outputs, strict=False):
+            if dim == PAIRED and t.is_floating_point():
+                raise self.refusal(
+                    (self.engine.model, "output"),
+                    f"it has the shape {list(t.shape)} for {3 * few.views} rows, so that each of its entries belongs "
+                    "to two examples, and no gradient to one of them alone. Return what is computed from each example "
+                    "by itself (embeddings, [B, D]), with a loss that compares it with public things or with its own "
+                    "other view.",
+                )
+
+    def refusal(self, place: Place, problem: str) -> NotPrivate:
+        module, kind = place
+        what = kind if kind.startswith("the ") else f"its {kind}"
+        return NotPrivate(f"{self.engine.name_of(module)} ({type(module).__name__}), {what}: {problem}")
+
+    # One run.
+
+    @contextmanager
+    def _held_still(self) -> Iterator[Kept]:
+        kept = Kept(self.engine.model)
+        try:
+            with probe.random_states_held(probe.cuda_devices(self.engine.model)):
+                yield kept
+                self.refuse_changes(kept, values=True)
+        finally:
+            self.engine.seen = None
+            kept.put_back()
+
+    def refuse_changes(self, kept: Kept, *, values: bool) -> None:
+        for entry, what in kept.differences(values=values):
+            if entry.saved and not matches(entry.name, self.engine.state.allowed):
+                raise refusal(entry.kind, entry.name, what)
+
+    def run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0) -> Seen:
+        engine = self.engine
+        model = engine.model
+        engine.seen, engine.rows = Seen(values), few.rows
+        probe.seed_all(seed, probe.cuda_devices(model))
+        kept.seed(seed)
+        args, kwargs = few.arguments
+        # Through the model's own hooks, but not what they did to the arguments already.
+        hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
+        try:
+            output = nn.Module._call_impl(model, *args, **kwargs)
+        finally:
+            model._forward_pre_hooks = hooks
+        engine.seen.record(model, (output,), {}, "output")
+        engine.seen.returned = output
+        engine.seen.outputs = [t for t in probe.leaves(output) if isinstance(t, Tensor)]
+        engine.seen.drawn = [*probe.random_states(probe.cuda_devices(model)), *kept.drawn()]
+        self.passes += FORWARD
+        self._rows_later += few.rows * self._counting
+        self.refuse_changes(kept, values=self.passes < 1)
+        return engine.seen

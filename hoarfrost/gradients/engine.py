@@ -114,8 +114,8 @@ class Engine:
         self._losses: int | None = None  # how many `added_up` was told of, while it is under way
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
-        self.attach()
         self.state = StateGuard(model, parameters, allow_state)
+        self.attach()
         if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
             warnings.warn(
                 "TensorFloat-32 rounds norms and sums to three digits, so that one example may move a sum by 0.1 % "
@@ -147,6 +147,7 @@ class Engine:
             module.forward = ByRule(self, module, rule)
         self.model.forward = Root(self, self.model)
         self.structure = Structure(self.model)
+        self.state.attach()
 
     def detach(self) -> None:
         """Takes the rules off again: the model is as it was."""

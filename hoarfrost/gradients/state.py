@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients.kept import SMALL, Entry, bits, matches, plain, refusal, registered, same, version
@@ -129,9 +130,13 @@ class StateGuard:
         self._running: list[tuple[Entry, int]] = []  # what was trained when the model began to run
         self._turn = 0
         self._work = LEAST
-        for module in model.modules():
+        self._hooks: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Watches what is loaded."""
+        for module in self._model.modules():
             _guards[module] = weakref.ref(self)
-        self._hooks = [module.register_load_state_dict_post_hook(_loaded) for module in model.modules()]
+        self._hooks = [module.register_load_state_dict_post_hook(_loaded) for module in self._model.modules()]
 
     def detach(self) -> None:
         """Watches no more."""

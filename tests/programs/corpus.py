@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hoarfrost.errors import HoarfrostError, NotPrivate
 from tests.programs.running import MakePrivate, Run, Seen, measure, run
 
 Rows = list[Any]
@@ -55,6 +56,16 @@ class Told:
 
 
 @dataclass(frozen=True)
+class PrivateOrRefused:
+    """Either is right; what must not be is a crash, or words that mislead."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"private as stated, or refused: {' ... '.join(self.words)}"
+
+
+@dataclass(frozen=True)
 class Holds:
     """What the program returns is true; ``what`` says what that means."""
 
@@ -64,7 +75,7 @@ class Holds:
         return self.what
 
 
-Outcome = Private | Refused | Told | Holds
+Outcome = Private | Refused | Told | PrivateOrRefused | Holds
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,11 @@ class Program:
                 found = self.once()
                 said = [str(found.error)] if found.is_refused else found.warnings
                 return None if any(_contains(each, words) for each in said) else f"not a word of {words}: {found}"
+            case PrivateOrRefused(words):
+                seen = self.seen()
+                if seen.run.is_refused:
+                    return _refused(seen.run, HoarfrostError, words)
+                return _private(seen, tolerance=1e-4)
             case Holds():
                 found = self.once()
                 return None if found.error is None and found.returned is True else f"it does not hold: {found}"
@@ -161,3 +177,18 @@ def right(rows: Callable[[], Rows], *, oracle: bool = True, tolerance: float = 1
 def wrong(rows: Callable[[], Rows], must: Outcome, **options: Any) -> Any:
     """A program that cannot be private as it stands, or misunderstands what it is doing."""
     return _register(WRONG, must, rows, options)
+
+
+def refused(*words: str, error: type[Exception] = NotPrivate) -> Refused:
+    """Refused in these words."""
+    return Refused(error, words)
+
+
+def told(*words: str) -> Told:
+    """Refused or warned of, in these words."""
+    return Told(words)
+
+
+def private_or_refused(*words: str) -> PrivateOrRefused:
+    """Made private, or refused in these words."""
+    return PrivateOrRefused(words)

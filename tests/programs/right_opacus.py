@@ -1,4 +1,4 @@
-"""Right programs: the examples and tutorials that come with Opacus, in Hoarfrost's words; small, and otherwise alike."""
+"""Right programs: the examples and tutorials that come with Opacus, as they are written here; small, else alike."""
 
 from __future__ import annotations
 

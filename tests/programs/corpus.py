@@ -133,8 +133,9 @@ class Program:
 
 
 def _private(seen: Seen, tolerance: float) -> str | None:
-    if seen.run.error is not None:
-        return f"stopped by {type(seen.run.error).__name__}: {seen.run.error}"
+    stopped = seen.run.error or seen.stopped
+    if stopped is not None:
+        return f"stopped by {type(stopped).__name__}: {stopped}"
     if seen.run.warnings:
         return f"a warning: {seen.run.warnings[0]}"
     if not seen.run.steps:

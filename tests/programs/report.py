@@ -25,6 +25,7 @@ def happens(program: Program) -> str:
     if seen.run.error is not None or not seen.run.steps:
         return str(seen.run)
     parts = [str(seen.run), f"one example moves a sum by {seen.moved:.3g} × C"]
+    parts += [f"neighbours stopped by {type(seen.stopped).__name__}"] if seen.stopped is not None else []
     parts += [f"from the oracle: {seen.from_oracle:.1e} C"] if seen.from_oracle is not None else []
     parts += [f"one example changes {name}" for name in dict.fromkeys(seen.leaks)][:2]
     return ", ".join(parts)

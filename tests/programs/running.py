@@ -67,6 +67,7 @@ class Seen:
     """What came of a program: its run, how far an example moves a sum, what an example changes, and the oracle."""
 
     run: Run
+    stopped: BaseException | None = None  # on neighbouring examples, where its own were accepted
     moved: float = 0.0  # in units of the sensitivity
     leaks: list[str] = field(default_factory=list)
     from_oracle: float | None = None  # how far the sums are from it, in units of the sensitivity
@@ -151,22 +152,26 @@ def measure(
     for other in neighbours:
         there = run(program, other, norm=norm)
         if there.error is not None:
-            seen.run.error = there.error
-            return seen
+            seen.stopped = there.error
+            continue
+        if here.steps and there.steps and not _same_weights(here.steps[0], there.steps[0]):
+            seen.leaks.append("the weights before the first step")
         seen.moved = max(seen.moved, _moved(here, there) / moves)
         seen.leaks += [name for name in here.saved if not _same(here.saved[name], there.saved.get(name))]
         seen.leaks += [name for name in there.saved if name not in here.saved]
-    if oracle:
+    if oracle and seen.stopped is None:
         seen.from_oracle = _from_oracle(program, rows, here, norm)
     return seen
 
 
 def _moved(here: Run, there: Run) -> float:
     """How far steps that begin at the same weights are apart. (Later ones may begin at others, as they should.)"""
-    pairs = zip(here.steps, there.steps, strict=False)
-    same = [(a, b) for a, b in pairs if all(_same(a.weights[name], b.weights.get(name)) for name in a.weights)]
-    assert same or not here.steps, "the first steps of neighbouring runs begin at different weights"
+    same = [(a, b) for a, b in zip(here.steps, there.steps, strict=False) if _same_weights(a, b)]
     return max((float((a.vector - b.vector).norm()) / a.sensitivity for a, b in same), default=0.0)
+
+
+def _same_weights(a: Step, b: Step) -> bool:
+    return all(_same(weight, b.weights.get(name)) for name, weight in a.weights.items())
 
 
 def _same(a: Tensor, b: Tensor | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.programs import (  # noqa: F401 - their programs register themselves
+    right_backwards,
     right_batches,
     right_loops,
     right_losses,
@@ -22,6 +23,7 @@ PROGRAMS: dict[str, Program] = {**RIGHT, **WRONG}
 
 # Right programs that are refused or wrong today, each with the reason. One that comes out right has to leave.
 KNOWN_FAILURES: dict[str, str] = {
+    "a_list_of_parameters": "the module above reads what a ParameterList holds, and the list itself never runs",
     "names_by_a_character_lstm_that_is_handed_its_hidden_state": "the probe takes examples along one dimension of all "
     "arguments alike, and runs the model on two rows of words with the hidden states of all",
     "pruned_weights": "torch.nn.utils.prune computes the weight in a hook before the module runs, outside of its rule",

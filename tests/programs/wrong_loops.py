@@ -186,6 +186,27 @@ def a_generator_trained_through_a_private_discriminator(rows: Rows, make_private
         F.cross_entropy(model(generator(torch.randn(len(x), 2))), y).backward()
 
 
+@wrong(vectors, refused("already taken"))
+def a_discriminator_stepped_on_fakes_and_then_on_the_batch(rows: Rows, make_private: MakePrivate) -> None:
+    """As an example of Opacus has it: two steps for each batch."""
+    model, optimizer, loader = begin(rows, make_private)
+    for x, y in loader:
+        for each in (torch.randn_like(x), x):
+            optimizer.zero_grad()
+            F.cross_entropy(model(each), y).backward()
+            optimizer.step()
+
+
+@wrong(vectors, refused("only once"))
+def a_discriminator_with_a_backward_pass_for_each_half(rows: Rows, make_private: MakePrivate) -> None:
+    model, optimizer, loader = begin(rows, make_private)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(model(torch.randn_like(x)), y).backward()
+        optimizer.step()
+
+
 @wrong(vectors, refused("only once"))
 def sharpness_aware_minimisation(rows: Rows, make_private: MakePrivate) -> None:
     """Climbs along the batch's own gradient before it descends: that gradient has no noise."""

@@ -50,7 +50,7 @@ def cifar10_in_physical_batches(rows: Rows, make_private: MakePrivate) -> None:
     """Where Opacus has its BatchMemoryManager."""
     body = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
     model = nn.Sequential(*body, nn.Flatten(), nn.Linear(32, 3))
-    model, _changes = hoarfrost.make_compatible(model)
+    hoarfrost.make_compatible(model)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     model, optimizer, loader = make_private(
         model, optimizer, rows, batch_size=6, epochs=1, epsilon=50.0, delta=1e-5, max_physical_batch=2

@@ -73,15 +73,17 @@ class Seen:
     from_oracle: float | None = None  # how far the sums are from it, in units of the sensitivity
 
 
-def run(program: Callable[..., Any], rows: list[Any], *, norm: float) -> Run:
-    """Runs a program privately, every example in every batch, without noise."""
+def run(program: Callable[..., Any], rows: list[Any], *, norm: float, sample_rate: float = 1.0) -> Run:
+    """Runs a program privately and without noise; by default, every example is in every batch."""
     found = Run()
     privates: list[Any] = []
 
     def make_private(model: nn.Module, optimizer: Any, data: Any, **options: Any) -> Any:
         kept = {name: value for name, value in options.items() if name not in UNUSED}
-        settings = {"delta": 1e-5, "clip": hoarfrost.clip.Local(norm)} | kept
-        private = hoarfrost.make_private(model, optimizer, data, sample_rate=1.0, noise_multiplier=0.0, **settings)
+        settings = {"delta": 1e-5, "clip": hoarfrost.clip.Local(norm), "sample_rate": sample_rate} | kept
+        if sample_rate < 1:
+            settings["seed"] = 1  # the same batches every time
+        private = hoarfrost.make_private(model, optimizer, data, noise_multiplier=0.0, **settings)
         private.observe(_Recorder(private, found.steps))
         privates.append(private)
         return private
@@ -198,7 +200,7 @@ class _Plain:
         self.model, self.optimizer, self.views = model, optimizer, views
         self.collate = data.collate_fn if isinstance(data, DataLoader) else default_collate
         self.data = data.dataset if isinstance(data, DataLoader) else data
-        self.steps, self.steps_taken, self.noise_multiplier = steps, 0, 0.0
+        self.steps, self.steps_taken, self.noise_multiplier, self.stepped = steps, 0, 0.0, True
         self.loader = self
 
     def __iter__(self) -> Iterator[Any]:
@@ -244,6 +246,7 @@ def _plainly(program: Callable[..., Any], row: Any, at: list[Step]) -> list[dict
                     p.copy_(at[len(gradients)].weights[name])
 
         optimizer.register_step_post_hook(after_step)
+        optimizer.backward = lambda losses: (losses.sum() * views).backward()  # the mean over views is not its business
         plain.loader = _Once(plain)  # type: ignore[assignment]
         return plain
 

@@ -8,6 +8,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_loops,
     right_losses,
     right_models,
+    right_new,
     right_opacus,
     right_parts,
     wrong_account,
@@ -36,9 +37,16 @@ SLOW = {
     "empty_batches_of_a_transformers_model",
 }
 
-# Wrong programs that do not come out yet as they must; the report says what must happen, and what does. One that comes
-# out right leaves, and is then tested with the others.
+# Programs that do not come out yet as they must, because what they need is being written; the report says what must
+# happen, and what does. One that comes out right leaves, and is then tested with the others.
 EXPECTED_LATER: set[str] = {
+    "one_loss_for_each_example",
+    "weighted_classes_with_one_loss_for_each_example",
+    "several_labels_with_one_loss_for_each_example",
+    "padded_words_with_one_loss_for_each_text",
+    "one_loss_for_each_example_in_chunks",
+    "a_loss_that_make_private_is_told_of",
+    "a_scheduler_that_asks_whether_a_step_was_taken",
     "left_out_batches_are_told_of",
     "model_and_optimizer_loaded_into_a_new_run",
     "a_copy_of_the_model_trained_further",

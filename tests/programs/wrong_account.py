@@ -160,7 +160,7 @@ def a_delta_of_one_half(rows: Rows, make_private: MakePrivate) -> None:
     noisy(two_layers(), rows, delta=0.5)
 
 
-@wrong(vectors, refused("sample_rate", error=InvalidValue))
+@wrong(vectors, refused("5e-324", error=InvalidValue))
 def a_sampling_rate_of_almost_nothing(rows: Rows, make_private: MakePrivate) -> None:
     noisy(two_layers(), rows, sample_rate=5e-324)
 

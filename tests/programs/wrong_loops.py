@@ -86,13 +86,13 @@ def a_sum_loss_left_at_mean(rows: Rows, make_private: MakePrivate) -> None:
     fit(two_layers(), rows, make_private, nn.CrossEntropyLoss(reduction="sum"))
 
 
-@wrong(vectors, told("loss_reduction"))
+@wrong(vectors, told("part"))
 def thirds_of_a_batch_whose_losses_are_divided_by_three(rows: Rows, make_private: MakePrivate) -> None:
     model, optimizer, loader = begin(rows, make_private)
     for x, y in loader:
         optimizer.zero_grad()
-        for part in torch.arange(len(y)).tensor_split(3):
-            (F.cross_entropy(model(x[part]), y[part]) / 3).backward()
+        for third, target in zip(x.chunk(3), y.chunk(3), strict=True):
+            (F.cross_entropy(model(third), target) / 3).backward()
         optimizer.step()
 
 
@@ -165,7 +165,7 @@ def two_calls_of_the_model_in_one_loss(rows: Rows, make_private: MakePrivate) ->
         optimizer.step()
 
 
-@wrong(vectors, refused("rows"))
+@wrong(vectors, refused("torch.cat", "views="))
 def the_batch_and_its_mirror_image_in_one_call(rows: Rows, make_private: MakePrivate) -> None:
     """torch.cat: twice as many rows as were drawn. `views=2` is the way."""
     model, optimizer, loader = begin(rows, make_private)

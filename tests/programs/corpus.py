@@ -57,7 +57,7 @@ class Told:
 
 @dataclass(frozen=True)
 class PrivateOrRefused:
-    """Either is right; what must not be is a crash, or words that mislead."""
+    """Either is right, and so is a warning in these words; what must not be is a crash, or words that mislead."""
 
     words: tuple[str, ...]
 
@@ -123,6 +123,7 @@ class Program:
                 seen = self.seen()
                 if seen.run.is_refused:
                     return _refused(seen.run, HoarfrostError, words)
+                seen.run.warnings = [each for each in seen.run.warnings if not _contains(each, words)]
                 return _private(seen, tolerance=1e-4)
             case Holds():
                 found = self.once()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.programs import (  # noqa: F401 - their programs register themselves
     right_backwards,
     right_batches,
+    right_corners,
     right_loops,
     right_losses,
     right_models,

@@ -87,10 +87,11 @@ def noise(
             output.sum().backward()
         private.optimizer.step()
         parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad).double().cpu() for p in named.values()]
-        counts = [seen.last.statistics[statistic.name] for statistic in seen.last.clipping.statistics]
-        releases.append(torch.cat([*parts, torch.tensor(counts, dtype=torch.float64)]).numpy())
-    # What was stated is the run's own: its styles and freezers know of it what nobody else does.
-    clipping, masks = seen.last.clipping, freeze.live(audited, 0, private.info())
+        counts = torch.tensor([*seen.last.statistics.values()], dtype=torch.float64)
+        releases.append(torch.cat([*parts, counts]).numpy())
+    # By the run's own info, which styles and freezers go by; and not by what the step says of itself.
+    info = private.info()
+    clipping, masks = private.optimizer.engine.clipper.begin(0, info), freeze.live(audited, 0, info)
     block_stds, count_stds = clipping.stds(1.0, freeze.released(masks))
     names += [statistic.name for statistic in clipping.statistics]
     stds = [block_stds[clipping.block_of[name]] / private.expected_batch for name in named]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hoarfrost import audit
 from hoarfrost.audit.canaries import AsInRun, ByFreezer, Freezing, LinearLoss, clipping_of, info_of, stages
 from hoarfrost.audit.result import Audit
 from hoarfrost.audit.suite import Subject, run_suite
-from hoarfrost.clipping import Adaptive, Clipper, Clipping, Global, Local, PerGroup, PerLayer, Schedule
+from hoarfrost.clipping import Adaptive, Clipper, Clipping, Global, Local, PerGroup, PerLayer, Schedule, Statistic
 from hoarfrost.freezing import Layers
 from hoarfrost.info import RunInfo
-from tests.audit.faults import noise_for_the_bound, statistics_without_noise
+from hoarfrost.noise import Noise
+from tests.audit.faults import around, noise_for_the_bound, statistics_without_noise
 from tests.support.recipes import tiny
 
 SMALL = {"canaries": 32, "rounds": 10}
@@ -44,7 +46,7 @@ STEPS: dict[str, Clipper] = {
     "adaptive": AsInRun(Adaptive(start=0.7, cost=0.3), 0, INFO),
     "adaptive layers": PerLayer(Adaptive(start=0.4, cost=0.5, style="global")),
     "a schedule by epsilon": BY_EPSILON,
-    "from one block to several": Schedule((0, Local(0.5)), (3, PerLayer(Adaptive(start=0.4))), by="step"),
+    "from one block to several": Schedule((0, Local(0.5)), (3, PerLayer(Adaptive(start=0.4, cost=0.5))), by="step"),
 }
 
 
@@ -122,23 +124,35 @@ def test_blocks_keep_all_but_their_parameters() -> None:
     assert (moved.bounds, moved.stds(1.3), moved.rule) == (own.bounds, own.stds(1.3), own.rule)
 
 
-def test_there_is_a_tensor_for_each_of_the_run_s_layers() -> None:
-    info = info_of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(5))))
-    clip = AsInRun(PerLayer(Local(0.5)), 0, info)
-    assert audit.sensitivity(clip=clip, rounds=1).sensitivity == (0.5,) * 5
-    result = audit.step(noise_multiplier=1.0, clip=clip, canaries=256, rounds=20)
-    assert result.passed
-    assert result.mu_lower > 0.75  # a canary in fewer than four of the blocks would show less
+@pytest.mark.parametrize("block", range(5))
+def test_each_of_the_run_s_layers_is_audited(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the linear loss has tensors by itself. In one of them nothing is clipped, or there is no noise."""
+    clip = AsInRun(PerLayer(Local(0.5)), 0, info_of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))))
+    right = audit.step(noise_multiplier=1.0, clip=clip, canaries=64, rounds=20)
+    assert right.passed
+    assert right.mu_lower > 0.5
+    assert audit.sensitivity(clip=clip, rounds=1).passed
+
+    def factors(original: Any, clipping: Clipping, norms: Tensor) -> Tensor:
+        return original(clipping, norms).index_fill(1, torch.tensor([block]), 1.0)
+
+    def add(original: Any, noise: Noise, tensors: list[Tensor], stds: list[float]) -> None:
+        original(noise, tensors, [0.0 if i == block else std for i, std in enumerate(stds)])
+
+    with monkeypatch.context() as patch:
+        around(patch, Clipping, "factors", factors)
+        assert not audit.sensitivity(clip=clip, rounds=1).passed
+    with monkeypatch.context() as patch:
+        around(patch, Noise, "add_", add)
+        assert not audit.step(noise_multiplier=1.0, clip=clip, **SMALL).passed
 
 
 def test_a_style_follows_its_noisy_counts_on_another_model() -> None:
-    clip, info = AsInRun(PerLayer(Adaptive()), 0, INFO), info_of(LinearLoss([1, 1, 1]))
-    before = clip.begin(0, info)
-    clip.observe(0, {"count of 0": 100.0}, info)
-    after = clip.begin(1, info)
-    assert after.bounds[0] < before.bounds[0] == 1.0
-    assert after.bounds[1] == 1.0
-    assert clip.fresh().begin(0, info).bounds == before.bounds
+    clip, info = AsInRun(PerLayer(Adaptive()), 0, INFO), replace(info_of(LinearLoss([1, 1, 1])), expected_batch=100)
+    assert clip.begin(0, info).bounds == (1.0, 1.0)
+    clip.observe(0, {"count of 0": 49.5}, info)  # all of 100 are shorter
+    assert clip.begin(1, info).bounds == (pytest.approx(math.exp(-0.1)), 1.0)
+    assert clip.fresh().begin(0, info).bounds == (1.0, 1.0)
 
 
 # Stages.
@@ -222,8 +236,6 @@ COUNTED: dict[str, Callable[[float], float]] = {"twice": lambda count: 2 * count
 
 @pytest.mark.parametrize("change", COUNTED)
 def test_a_count_of_something_else_is_found(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hoarfrost.clipping.base import Statistic
-
     right = Statistic.total
     monkeypatch.setattr(Statistic, "total", lambda self, norms: COUNTED[change](right(self, norms)))
     result = audit.step(noise_multiplier=1.0, clip=Adaptive(start=0.7, cost=0.3), canaries=64, rounds=20)

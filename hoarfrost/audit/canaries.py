@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,9 +16,11 @@ from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.freezing import Freezer, Live
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import as_tensor
+from hoarfrost.observers import Observer, Released
 
 LENGTH = 10**6  # steps of an audited run, of which the first few are taken
-TENSORS = 3  # so that there are several left when one is frozen
+TENSORS = 3  # or more: so that there are several left when one is frozen
+MOST_STAGES = 16  # that are audited of a style that changes by itself in ever so many steps
 
 
 class LinearLoss(nn.Module):
@@ -52,9 +55,13 @@ class Freezing:
         """Prepares the model; returns further arguments for `make_private`."""
         return {}
 
-    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
+    def live(self, model: nn.Module, step: int, info: RunInfo) -> dict[str, Tensor]:
         """A mask for each parameter: the coordinates that are live in this step (the first step is 0)."""
         return {name: torch.full_like(p, p.requires_grad, dtype=torch.bool) for name, p in model.named_parameters()}
+
+    def released(self, live: Mapping[str, Tensor]) -> list[str]:
+        """The parameters of which anything is released, and which take a share of the noise."""
+        return [name for name, mask in live.items() if mask.any()]
 
 
 class OneTensor(Freezing):
@@ -78,9 +85,12 @@ class ByFreezer(Freezing):
     def options(self, model: nn.Module) -> dict[str, Any]:
         return {"freeze": self.freezer}
 
-    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
-        live = self.freezer.live(step, _info_of(model))
+    def live(self, model: nn.Module, step: int, info: RunInfo) -> dict[str, Tensor]:
+        live = self.freezer.live(step, info)
         return {name: as_tensor(live[name], p.shape).to(p.device) for name, p in model.named_parameters()}
+
+    def released(self, live: Mapping[str, Tensor]) -> list[str]:
+        return list(live) if self.freezer.observes else super().released(live)  # it sees noise on what is frozen, too
 
 
 class InOneStep(Freezer):
@@ -114,6 +124,100 @@ class OneClipping(Clipper):
         return self._clipper.begin(self._step, info)
 
 
+class AsInRun(Clipper):
+    """A run's style as it clips in one of that run's steps, on whatever model is audited.
+
+    On the run's own network it is that very clipping. On another one the clipping's blocks are given the tensors of
+    that model in turn: norms, rules, bounds, noise and statistics are those of the run.
+
+    Args:
+        clipper: the style, which goes on to follow noisy statistics.
+        step: of the run.
+        info: of the run.
+        name: in which it is shown.
+
+    >>> from hoarfrost.clipping import Local, PerGroup
+    >>> run = RunInfo({"0.weight": (3, 2), "0.bias": (3,)})
+    >>> style = AsInRun(PerGroup({"*.weight": Local(1.5), "*.bias": Local(0.3)}), 0, run)
+    >>> for block in clipping_of(style, LinearLoss([1, 1])).blocks:
+    ...     print(block.name, block.parameters, block.bound)
+    *.weight ('parts.0.weight',) 1.5
+    *.bias ('parts.1.weight',) 0.3
+    """
+
+    def __init__(self, clipper: Clipper, step: int, info: RunInfo, name: str | None = None) -> None:
+        self._clipper, self._step, self._info, self._name = clipper.fresh(), step, info, name or repr(clipper)
+        self._last: tuple[Clipping, list[str], Clipping] | None = None  # the same object while nothing changes
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self._clipper.begin(self._step, self._info).blocks)
+
+    def begin(self, step: int, info: RunInfo) -> Clipping:
+        clipping, names = self._clipper.begin(self._step, self._info), list(info.shapes)
+        if clipping.block_of.keys() >= set(names):
+            return clipping
+        if self._last is None or self._last[0] is not clipping or self._last[1] != names:
+            number = len(clipping.blocks)
+            blocks = [replace(block, parameters=tuple(names[i::number])) for i, block in enumerate(clipping.blocks)]
+            self._last = clipping, names, replace(clipping, blocks=tuple(blocks))
+        return self._last[2]
+
+    def observe(self, step: int, statistics: Mapping[str, float], info: RunInfo) -> None:
+        self._clipper.observe(self._step, statistics, replace(self._info, expected_batch=info.expected_batch))
+
+    def fresh(self) -> AsInRun:
+        return AsInRun(self._clipper, self._step, self._info, self._name)
+
+
+def stages(clipper: Clipper, info: RunInfo) -> list[AsInRun]:
+    """A run's style in every step in which it does something new by itself, and not by what it observes.
+
+    Of more than 16 such steps 16, from the first to the last.
+
+    >>> from hoarfrost.clipping import Global, Local, Schedule
+    >>> stages(Schedule((0.0, Local(1.0)), (0.5, Global(2.0))), RunInfo({"weight": (2,)}, steps=8))[1]
+    Schedule((0, Local(norm=1.0)), (0.5, Global(norm=2.0, edge=0.05))) from step 4 on
+    """
+    style, last = clipper.fresh(), None
+    known: dict[object, list[Clipping]] = {}
+    steps: list[int] = []
+    for step in range(info.steps or 1):
+        clipping = style.begin(step, info)
+        if clipping is not last:
+            stated = tuple((each.name, each.bound, each.noise_weight) for each in clipping.statistics)
+            alike = known.setdefault((clipping.blocks, stated, clipping.learning_rate), [])
+            if not any(_same_rules(clipping, other) for other in alike):
+                alike.append(clipping)
+                steps.append(step)
+        last = clipping
+    if len(steps) > MOST_STAGES:
+        steps = [steps[i * (len(steps) - 1) // (MOST_STAGES - 1)] for i in range(MOST_STAGES)]
+    names = [f"{clipper!r} from step {step} on" if len(steps) > 1 else repr(clipper) for step in steps]
+    return [AsInRun(clipper, step, info, name) for step, name in zip(steps, names, strict=True)]
+
+
+def _same_rules(one: Clipping, other: Clipping) -> bool:
+    norms = torch.logspace(-2, 2, 101)[:, None] * torch.tensor(one.bounds)
+    pairs = zip(one.statistics, other.statistics, strict=True)
+    return torch.equal(one.factors(norms), other.factors(norms)) and all(
+        torch.equal(a.of(norms), b.of(norms)) for a, b in pairs
+    )
+
+
+class LastRelease(Observer):
+    """What the last step released."""
+
+    last: Released
+
+    def on_release(self, released: Released) -> None:
+        self.last = released
+
+
 class Examples(Dataset):
     """Rows of one tensor as a data set. A batch is read at once."""
 
@@ -140,10 +244,16 @@ def _collate(rows: Tensor | list[Tensor]) -> Tensor:
 
 def clipping_of(clip: Clipper, model: nn.Module) -> Clipping:
     """How the style clips the first batch of a run on this model."""
-    return clip.fresh().begin(0, _info_of(model))
+    return clip.fresh().begin(0, info_of(model))
 
 
-def _info_of(model: nn.Module) -> RunInfo:
+def tensors_for(clip: Clipper) -> int:
+    """How many tensors a linear loss needs: one for every block at least."""
+    with torch.random.fork_rng(devices=[]):
+        return max(TENSORS, len(clipping_of(clip, LinearLoss([1] * TENSORS)).blocks))
+
+
+def info_of(model: nn.Module) -> RunInfo:
     """Every parameter counts as a layer of its own."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
     return RunInfo(shapes, tuple((name,) for name in shapes), steps=LENGTH)

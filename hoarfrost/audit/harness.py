@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from hoarfrost.audit.canaries import (
     LENGTH,
-    TENSORS,
     ByFreezer,
     Examples,
     Freezing,
+    LastRelease,
     LinearLoss,
     clipping_of,
+    tensors_for,
     worst_case_norms,
 )
 from hoarfrost.clipping import Clipper, Clipping
@@ -36,6 +37,7 @@ class StepObservation:
     false_positives: int  # canaries that did not take part and were detected
     noise: Tensor  # [coordinates], (release - clipped sum) / standard deviation of the noise
     live: Tensor  # [coordinates], bool
+    statistics: dict[str, float]  # the same of the clipping's statistics: (release - sum) / standard deviation
     faults: list[str]  # violations of what must always hold
 
 
@@ -43,8 +45,9 @@ class StepHarness:
     """Takes audited steps, one at a time.
 
     A canary's gradient has one coordinate in every block of the clipping, in proportion to the blocks' bounds: it uses
-    the whole sensitivity. The release is read from the gradients that the inner optimizer receives. A reference
-    copy of the model with a plain optimizer receives the same gradients, and must end up with the same weights.
+    the whole sensitivity of the gradients. The release is read from the gradients that the inner optimizer receives,
+    and from what observers are told of statistics. A reference copy of the model with a plain optimizer receives the
+    same gradients, and must end up with the same weights.
     """
 
     def __init__(
@@ -61,15 +64,15 @@ class StepHarness:
     ):
         self._freeze, self._canaries, self._steps = freeze, canaries, 0
         self._noise_multiplier = noise_multiplier
+        tensors = tensors_for(clip)
         with torch.random.fork_rng(devices=[]):
-            block_of = clipping_of(clip, LinearLoss([1] * TENSORS)).block_of
-        names = [f"parts.{i}.weight" for i in range(TENSORS)]
+            block_of = clipping_of(clip, LinearLoss([1] * tensors)).block_of
+        names = [f"parts.{i}.weight" for i in range(tensors)]
         blocks = [block_of[name] for name in names]
         widths = [math.ceil(2 * canaries / freeze.share / blocks.count(block)) for block in blocks]
         with torch.random.fork_rng(devices=[]):
             self.model = LinearLoss(widths).to(device)
         self.coordinates = [f"{name}[{i}]" for name, width in zip(names, widths, strict=True) for i in range(width)]
-        self._block = torch.tensor(blocks, device=device).repeat_interleave(torch.tensor(widths, device=device))
 
         options = freeze.options(self.model)
         self._reference = copy.deepcopy(self.model)
@@ -83,6 +86,8 @@ class StepHarness:
         )  # fmt: skip
         if isinstance(freeze, ByFreezer) and self._private.optimizer.controller is not None:
             freeze.freezer = self._private.optimizer.controller.freezer  # the run's own copy, which observes releases
+        self._seen = LastRelease()
+        self._private.observe(self._seen)
         # Before its step: some optimizers reuse the gradient's memory.
         self._received: list[list[Tensor | None]] = []
         inner.register_step_pre_hook(lambda *_: self._received.append([_copy(p.grad) for p in self.model.parameters()]))
@@ -101,20 +106,27 @@ class StepHarness:
         received: list[Tensor | None] = self._received[-1] if self._received else [None for _ in before]
         pairs = zip(received, before, strict=True)
         gradient = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
-        noise_std = placement.noise_std[self._block]
+        noise_std = placement.noise_std[placement.block]
         release = gradient * self._private.expected_batch / noise_std
         # The most powerful test: blocks count by how far a canary moves them, in units of their noise.
         moved = (torch.tensor(placement.clipping.bounds) / placement.noise_std.cpu()).tolist()
         scores = sum(release[at] * moved[block] for block, at in placement.at.items())
-        threshold = sum(moved[block] ** 2 / 2 for block in placement.at)
         assert isinstance(scores, Tensor)
-        present, absent = scores.chunk(2)
+        present, absent = (scores - sum(moved[block] ** 2 / 2 for block in placement.at)).chunk(2)
+        statistics: dict[str, float] = {}
+        for name, of in placement.statistics.items():
+            statistics[name] = (self._seen.last.statistics.get(name, 0.0) - of.total) / of.std
+            # One number for the whole batch. It tells of one canary of each kind: samples are independent.
+            shift = of.canary / of.std
+            present[0] += (statistics[name] + shift) * shift - shift**2 / 2
+            absent[0] += statistics[name] * shift - shift**2 / 2
         return StepObservation(
             canaries=len(present),
-            false_negatives=int((present <= threshold).sum()),
-            false_positives=int((absent > threshold).sum()),
+            false_negatives=int((present <= 0).sum()),
+            false_positives=int((absent > 0).sum()),
             noise=torch.where(placement.live, release - placement.clipped_sum / noise_std, 0.0),
             live=placement.live,
+            statistics=statistics,
             faults=self._faults(placement, gradient, received, before),
         )
 
@@ -150,20 +162,21 @@ class StepHarness:
 
     def _place_canaries(self) -> _CanaryPlacement:
         """Puts canaries on coordinates that are live in the next step, and large values on frozen ones as well."""
-        masks = self._freeze.live(self.model, self._steps)
+        info = self._private.info()
+        masks = self._freeze.live(self.model, self._steps, replace(info, ordered=True))  # it uses tensors as listed
         live = torch.cat([masks[name].flatten() for name, _ in self.model.named_parameters()])
-        clipping = self._private.optimizer.engine.clipper.begin(self._steps, self._private.info())
-        norms = worst_case_norms(clipping)
+        clipping = self._private.optimizer.engine.clipper.begin(self._steps, info)
         last = self._placement
-        same = last is not None and torch.equal(last.live, live) and torch.equal(last.norms, norms)
-        if last is not None and same and clipping.blocks == last.clipping.blocks:
+        if last is not None and torch.equal(last.live, live) and clipping == last.clipping:
             return last
+        norms = worst_case_norms(clipping)
+        blocks = [torch.full_like(p, clipping.block_of[n], dtype=torch.long) for n, p in self.model.named_parameters()]
+        block_of = torch.cat([each.flatten() for each in blocks])
         order = torch.randperm(len(live), generator=torch.Generator().manual_seed(0)).to(live.device)
         live_order = order[live[order]]
-        of_block = {block: live_order[self._block[live_order] == block] for block in self._block.unique().tolist()}
+        of_block = {block: live_order[block_of[live_order] == block] for block in block_of.unique().tolist()}
         of_block = {block: at for block, at in of_block.items() if len(at)}
         count = min([self._canaries, *(len(at) // 2 for at in of_block.values())])
-        released = [name for name, mask in masks.items() if mask.any()]
         rows, clipped_sum = self._examples.rows.zero_(), torch.zeros_like(live, dtype=torch.float32)
         canary = torch.arange(count, device=live.device)
         kept = clipping.factors(norms[None])[0] * norms
@@ -173,15 +186,32 @@ class StepHarness:
         frozen = (~live).nonzero().squeeze(1)
         if len(frozen):
             rows[canary, frozen[canary % len(frozen)]] = float(norms.max())
+        block_stds, statistic_stds = clipping.stds(self._noise_multiplier, self._freeze.released(masks))
+        lengths = torch.tensor([float(norm) if block in of_block else 0.0 for block, norm in enumerate(norms)])
+        statistics = {}
+        for statistic, std in zip(clipping.statistics, statistic_stds, strict=True):
+            canary_adds, nothing_adds = statistic.of(torch.stack([lengths, lengths * 0])).tolist()
+            total = count * canary_adds + (len(rows) - count) * nothing_adds  # rows that are no canaries are zero
+            statistics[statistic.name] = _Statistic(std, canary_adds, total)
         self._placement = _CanaryPlacement(
             clipping=clipping,
-            norms=norms,
-            noise_std=torch.tensor(clipping.stds(self._noise_multiplier, released)[0], device=live.device),
+            block=block_of,
+            noise_std=torch.tensor(block_stds, device=live.device),
             live=live,
             clipped_sum=clipped_sum,
             at={block: at[: 2 * count] for block, at in of_block.items()},
+            statistics=statistics,
         )
         return self._placement
+
+
+@dataclass
+class _Statistic:
+    """A statistic of the clipping: the deviation of its noise, what a canary adds to it, and its sum."""
+
+    std: float
+    canary: float
+    total: float
 
 
 @dataclass
@@ -189,11 +219,12 @@ class _CanaryPlacement:
     """Where the canaries are: in each block, ``at`` lists the coordinates of those in the batch, then of the others."""
 
     clipping: Clipping
-    norms: Tensor  # [blocks], of a canary's gradient
+    block: Tensor  # [coordinates], number of the block
     noise_std: Tensor  # [blocks]
     live: Tensor
     clipped_sum: Tensor  # [coordinates]
     at: dict[int, Tensor]
+    statistics: dict[str, _Statistic]
 
 
 def _copy(gradient: Tensor | None) -> Tensor | None:

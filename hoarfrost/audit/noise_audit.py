@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from hoarfrost import validate
 from hoarfrost.audit import gaussianity
-from hoarfrost.audit.canaries import Freezing, OneClipping, clipping_of
+from hoarfrost.audit.canaries import Freezing, LastRelease, OneClipping
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
@@ -28,16 +28,17 @@ class NoiseAudit(Audit):
 
     kind: ClassVar[str] = "noise"
 
+    clip: str
     model: str
     freeze: str
-    coordinates: int
+    coordinates: int  # of the release: live ones of the model, and the clipping's statistics
     steps: int
     std_ratio: float  # measured standard deviation over the stated one
 
     def figures(self) -> tuple[str, ...]:
         return (
-            f"noise audit: {self.model}, {self.freeze}, {self.coordinates} coordinates, {self.steps} steps on empty "
-            "batches",
+            f"noise audit: {self.clip}, {self.model}, {self.freeze}, {self.coordinates} coordinates, "
+            f"{self.steps} steps on empty batches",
             f"measured standard deviation {self.std_ratio:.4f} times the stated one",
         )
 
@@ -61,8 +62,8 @@ def noise(
 
     Guarantees:
         Correct noise raises an alarm with probability below 1e-5. A pass says that every tensor (up to 20,000
-        coordinates of it) gets independent Gaussian noise of the stated size where it is live, and none where it is
-        frozen, although no example took part.
+        coordinates of it) and every statistic of the clipping gets independent Gaussian noise of the stated size, where
+        it is live, and none where it is frozen, although no example took part.
 
     >>> noise(model=nn.Linear(30, 20), shape=(30,)).passed
     True
@@ -74,13 +75,10 @@ def noise(
         audited, NoOpOptimizer(audited.parameters()), data, sample_rate=1e-9, steps=rounds,
         noise_multiplier=1.0, delta=1e-5, clip=OneClipping(clip), **freeze.options(audited),
     )  # fmt: skip
-    clipping = clipping_of(clip, audited)
-    stds = clipping.stds(noise_multiplier=1.0)[0]
-    scale = {name: private.expected_batch / stds[block] for name, block in clipping.block_of.items()}
+    seen = LastRelease()
+    private.observe(seen)
     named = {name: p for name, p in audited.named_parameters() if p.requires_grad}
     names = [f"{name}[{i}]" for name, p in named.items() for i in range(min(p.numel(), MAX_COORDINATES))]
-    masks = freeze.live(audited, 0)
-    live = torch.cat([_strided(masks[name].flatten()) for name in named]).cpu().numpy()
     releases = []
     for (x,) in private.loader:
         private.optimizer.zero_grad()
@@ -88,15 +86,25 @@ def noise(
         if output.requires_grad:
             output.sum().backward()
         private.optimizer.step()
-        parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad * scale[n]) for n, p in named.items()]
-        releases.append(torch.cat(parts).double().cpu().numpy())
-    release = np.stack(releases)
+        parts = [_strided(torch.zeros_like(p) if p.grad is None else p.grad).double().cpu() for p in named.values()]
+        counts = torch.tensor([*seen.last.statistics.values()], dtype=torch.float64)
+        releases.append(torch.cat([*parts, counts]).numpy())
+    # By the run's own info, which styles and freezers go by; and not by what the step says of itself.
+    info = private.info()
+    clipping, masks = private.optimizer.engine.clipper.begin(0, info), freeze.live(audited, 0, info)
+    block_stds, count_stds = clipping.stds(1.0, freeze.released(masks))
+    names += [statistic.name for statistic in clipping.statistics]
+    stds = [block_stds[clipping.block_of[name]] / private.expected_batch for name in named]
+    lengths = [min(p.numel(), MAX_COORDINATES) for p in named.values()]
+    release = np.stack(releases) / np.concatenate([np.repeat(stds, lengths), count_stds])
+    parts = [_strided(masks[name].flatten()).cpu() for name in named]
+    live = torch.cat([*parts, torch.ones(len(count_stds), dtype=torch.bool)]).numpy()
     faults = list(gaussianity.faults(release, np.broadcast_to(live, release.shape), names))
     if release[:, ~live].any():
         faults.append("frozen coordinates get a gradient or noise")
     return NoiseAudit(
-        alarms=tuple(faults), model=type(model).__name__, freeze=freeze.name, coordinates=int(live.sum()), steps=rounds,
-        std_ratio=float(np.sqrt(np.square(release[:, live]).mean())),
+        alarms=tuple(faults), clip=str(clip), model=type(model).__name__, freeze=freeze.name,
+        coordinates=int(live.sum()), steps=rounds, std_ratio=float(np.sqrt(np.square(release[:, live]).mean())),
     )  # fmt: skip
 
 

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from hoarfrost import validate
 from hoarfrost.audit.canaries import (
     LENGTH,
-    TENSORS,
+    AsInRun,
     Examples,
     Freezing,
+    LastRelease,
     LinearLoss,
     OneClipping,
-    clipping_of,
+    info_of,
+    tensors_for,
     worst_case_norms,
 )
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
@@ -30,7 +32,6 @@ from hoarfrost.budget import Plan
 from hoarfrost.clipping import Clipper, Clipping, Local
 from hoarfrost.errors import InvalidValue
 from hoarfrost.noise import Keystream
-from hoarfrost.observers import Observer, Released
 from hoarfrost.private import assemble
 from hoarfrost.sampling import Poisson, PoissonLoader
 
@@ -120,20 +121,23 @@ def sensitivity(
     if (model is None) != (shape is None):
         raise InvalidValue("give both model and shape (of one example), or neither")
     name = "linear loss" if model is None else type(model).__name__
-    audited = _linear_loss() if model is None else copy.deepcopy(model).eval()
+    tensors = tensors_for(clip) if model is None else 0
+    audited = _linear_loss(tensors) if model is None else copy.deepcopy(model).eval()
     audited.to(device)
     options = freeze.options(audited)
     frozen = None  # which of the inputs are the gradients of frozen coordinates
     if model is None:
-        frozen = ~torch.cat([mask.flatten() for mask in freeze.live(audited, 0).values()]).cpu()
-    clipping, neighbours = clipping_of(clip, audited), _Neighbours()
+        frozen = ~torch.cat([mask.flatten() for mask in freeze.live(audited, 0, info_of(audited)).values()]).cpu()
+    # Neighbours are made for the clipping of the first step, and no other one clips them.
+    one, neighbours = OneClipping(AsInRun(clip, 0, info_of(audited))), _Neighbours()
+    clipping = one.begin(0, info_of(audited))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(rounds):
-        x = torch.randn((WIDTH * TENSORS,) if shape is None else shape, generator=generator)
+        x = torch.randn((WIDTH * tensors,) if shape is None else shape, generator=generator)
         _generate(neighbours, clipping, x, frozen, generator)
 
     sums = _clipped_sums(
-        audited, OneClipping(clip), neighbours, loss or _sum_of_outputs, options, views=views,
+        audited, one, neighbours, loss or _sum_of_outputs, options, views=views,
         max_physical_batch=max_physical_batch, device=device,
     )  # fmt: skip
     ratios = [(_ratio(sums[base], sums[more], clipping), pair) for pair, base, more in neighbours.pairs]
@@ -224,7 +228,7 @@ def _clipped_sums(
         PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
         Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5, steps=LENGTH), clip=clip, **options,
     )  # fmt: skip
-    seen = _LastRelease()
+    seen = LastRelease()
     private.observe(seen)
     sums: dict[Batch, list[Tensor]] = {}
     for batch in batches:
@@ -239,13 +243,6 @@ def _clipped_sums(
         sums[batch] = [torch.cat(block) if block else torch.zeros(0) for block in blocks]
         sums[batch] += [torch.tensor([count], dtype=torch.float64) for count in seen.last.statistics.values()]
     return sums
-
-
-class _LastRelease(Observer):
-    last: Released
-
-    def on_release(self, released: Released) -> None:
-        self.last = released
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +263,9 @@ def _ratio(before: list[Tensor], after: list[Tensor], clipping: Clipping) -> flo
     return max(ratio if math.isfinite(ratio) else math.inf for ratio in ratios)
 
 
-def _linear_loss() -> nn.Module:
+def _linear_loss(tensors: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        return LinearLoss([WIDTH] * TENSORS)
+        return LinearLoss([WIDTH] * tensors)
 
 
 def _sum_of_outputs(output: Tensor) -> Tensor:

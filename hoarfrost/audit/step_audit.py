@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import isinf
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch.optim import SGD
 
 from hoarfrost import budget, validate
 from hoarfrost.audit import gaussianity
 from hoarfrost.audit.canaries import Freezing
-from hoarfrost.audit.harness import OptimizerFactory, StepHarness
+from hoarfrost.audit.harness import OptimizerFactory, StepHarness, StepObservation
 from hoarfrost.audit.result import ALPHA, Audit
 from hoarfrost.audit.statistics import gaussian_epsilon, mu_lower, rate_upper
 from hoarfrost.clipping import Clipper, Local
@@ -87,11 +88,13 @@ def step(
     Guarantees:
         A correct step raises an alarm with probability below 1e-5. A pass says that this step, on a model whose
         gradients are known, shows no more than the claimed epsilon at the stated confidence; that its noise has the
-        stated size on every live coordinate, is Gaussian and is not repeated; that frozen coordinates do not change;
+        stated size on every live coordinate and on every statistic of the clipping, is Gaussian and is not repeated;
+        that frozen coordinates do not change;
         and that the weights are those of the plain optimizer with the audited release. It does not say that per-example
         gradients of another model are correct, nor how far a hostile example moves the sum (`sensitivity`), nor how
         batches are drawn (`sampling`). The bound alone does not detect clipping after summation, which shrinks canaries
-        that are in the same batch: `sensitivity` does.
+        that are in the same batch: `sensitivity` does. Statistics are one number each for a whole batch: what they add
+        to the bound is what one canary in each round shows.
 
     >>> result = step(noise_multiplier=1.0, canaries=64, rounds=20, seed=1)
     >>> result.passed, 0 < result.mu_lower < result.mu_claimed
@@ -127,11 +130,9 @@ def step(
         "run_epsilon_claimed": _composed(claimed, delta, sample_rate, steps, other_releases),
         "run_epsilon_lower": _composed(mu, delta, sample_rate, steps, other_releases),
     }
-    noise = torch.stack([each.noise for each in observed]).double().cpu().numpy()
-    live = torch.stack([each.live for each in observed]).cpu().numpy()
     alarms = [
         *_exceeded(result),
-        *gaussianity.faults(noise, live, harness.coordinates),
+        *_wrong_noise(observed, harness.coordinates),
         *dict.fromkeys(fault for each in observed for fault in each.faults),
     ]
     return StepAudit(
@@ -139,6 +140,17 @@ def step(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=delta,
         samples=samples, false_negatives=false_negatives, false_positives=false_positives, **result,
     )  # fmt: skip
+
+
+def _wrong_noise(observed: list[StepObservation], coordinates: list[str]) -> Iterator[str]:
+    """Statistics are further coordinates of the release; a style that changes has some in some of the steps."""
+    names = list(dict.fromkeys(name for each in observed for name in each.statistics))
+    counts = np.array([[each.statistics.get(name, 0.0) for name in names] for each in observed])
+    counted = np.array([[name in each.statistics for name in names] for each in observed], dtype=bool)
+    noise = torch.stack([each.noise for each in observed]).double().cpu().numpy()
+    live = torch.stack([each.live for each in observed]).cpu().numpy()
+    noise, live = np.concatenate([noise, counts], 1), np.concatenate([live, counted], 1)
+    yield from gaussianity.faults(noise, live, [*coordinates, *names])
 
 
 def _exceeded(result: dict[str, float]) -> Iterator[str]:

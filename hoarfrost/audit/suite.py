@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hoarfrost.audit.canaries import ByFreezer, Freezing, InOneStep
+from hoarfrost.audit.canaries import AsInRun, ByFreezer, Freezing, InOneStep, stages
 from hoarfrost.audit.ledger_audit import ledger as audit_ledger
 from hoarfrost.audit.ledger_audit import read_json
 from hoarfrost.audit.noise_audit import noise
@@ -81,8 +81,13 @@ def run_suite(
 
 
 def _steps(run: Prepared) -> Iterator[Audit]:
+    # The model has not run: its layers are taken in the order in which it lists them.
+    for clip in stages(run.private.optimizer.engine.clipper, replace(run.private.info(), ordered=True)):
+        yield from _steps_clipped_by(clip, run)
+
+
+def _steps_clipped_by(clip: AsInRun, run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
-    clip = private.optimizer.engine.clipper
     yield sensitivity(clip=clip, device=run.device)
     plain = networks.build(recipe.model, run.splits, run.loss.outputs(run.splits.classes))
     freeze = _freezing(run)
@@ -104,6 +109,7 @@ def _steps(run: Prepared) -> Iterator[Audit]:
             sample_rate=private.sample_rate,
             steps=run.steps,
             other_releases=tuple(release.event for release in private.plan.releases),
+            canaries=512 if clip.blocks <= 16 else 128,  # each has a coordinate in every block
             device=run.device,
         )
 

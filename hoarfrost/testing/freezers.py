@@ -316,7 +316,7 @@ class _AsFound(Freezing):
     def options(self, model: nn.Module) -> dict[str, Any]:
         return {"freeze": self.freezer}
 
-    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
+    def live(self, model: nn.Module, step: int, info: RunInfo) -> dict[str, Tensor]:
         return self.masks
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hoarfrost.clipping import Clipper, Clipping, Local
+from hoarfrost.clipping import Adaptive, Clipper, Clipping, Local, PerLayer
 from hoarfrost.gradients import ClippedSum, Engine
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
@@ -69,12 +69,7 @@ def no_noise_on_one_coordinate(patch: Patch) -> None:
 def noise_without_the_sensitivity(patch: Patch) -> Clipper:
     """The clipping norm is kept in two places, and the noise reads the one that nobody changed."""
 
-    def set_gradients(original: Any, optimizer: Any, total: ClippedSum) -> None:
-        (block,) = total.clipping.blocks
-        total.clipping = replace(total.clipping, blocks=(replace(block, bound=1.0),))
-        original(optimizer, total)
-
-    around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
+    noise_for_the_bound(1.0)(patch)
     return Local(2.0)
 
 
@@ -100,6 +95,32 @@ def uniform_noise(patch: Patch) -> None:
             tensor.add_((torch.rand_like(tensor) - 0.5) * math.sqrt(12) * std)
 
     around(patch, Noise, "add_", add)
+
+
+def statistics_without_noise(patch: Patch) -> None:
+    def add(original: Any, noise: Noise, tensors: Sequence[Tensor], stds: Stds) -> None:
+        original(noise, tensors, [std if t.dim() else 0.0 for t, std in zip(tensors, stds, strict=True)])
+
+    around(patch, Noise, "add_", add)
+
+
+def count_without_noise(clip: Clipper) -> Callable[[Patch], Clipper]:
+    def seed(patch: Patch) -> Clipper:
+        statistics_without_noise(patch)
+        return clip
+
+    return seed
+
+
+def noise_for_the_bound(bound: float) -> Callable[[Patch], None]:
+    """Whatever a step is clipped with, its noise is for one bound: of the first stage of a schedule, say."""
+
+    def set_gradients(original: Any, optimizer: Any, total: ClippedSum) -> None:
+        (block,) = total.clipping.blocks
+        total.clipping = replace(total.clipping, blocks=(replace(block, bound=bound),))
+        original(optimizer, total)
+
+    return lambda patch: around(patch, PrivateOptimizer, "_set_gradients", set_gradients)
 
 
 # Clipping.
@@ -193,6 +214,8 @@ FAULTS: dict[str, Fault] = {
     "global clipping without the drop": Fault(global_without_the_drop, by="sensitivity"),
     "batch-size factor": Fault(batch_size_factor, by="sensitivity"),
     "ignored clipping norm": Fault(nothing_clipped, by="sensitivity"),
+    "count without noise": Fault(count_without_noise(Adaptive(start=0.7, cost=0.1)), by="step"),
+    "counts without noise": Fault(count_without_noise(PerLayer(Adaptive(start=0.4, cost=0.1))), by="step"),
 }
 """Those that any audit of a private step is measured by."""
 

@@ -138,10 +138,10 @@ class Alternating(Freezing):
     name = "alternating"
     share = 2 / 3
 
-    def live(self, model: nn.Module, step: int) -> dict[str, Tensor]:
+    def live(self, model: nn.Module, step: int, info: RunInfo) -> dict[str, Tensor]:
         for i, p in enumerate(model.parameters()):
             p.requires_grad_(i != step % 3)
-        return super().live(model, step)
+        return super().live(model, step, info)
 
 
 def test_canaries_follow_the_live_coordinates() -> None:

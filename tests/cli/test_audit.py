@@ -12,7 +12,7 @@ from hoarfrost.cli import app
 from hoarfrost.errors import InvalidValue
 from hoarfrost.train import run
 from tests.audit.faults import noise_times
-from tests.support.recipes import tiny
+from tests.support.recipes import changed, tiny
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,34 @@ def test_a_recipe_is_audited_without_training_it() -> None:
     assert result.exit_code == 0, result.stderr
     assert "ε 3.000 claimed, lower bound" in result.stdout
     assert result.stdout.rstrip().endswith("no evidence against the claim; this is not a proof")
+
+
+GROUPS = """kind = "per-group"
+[clip.groups."*.weight"]
+kind = "global"
+norm = 1.5
+[clip.groups."*.bias"]
+kind = "local"
+norm = 0.3"""
+STAGES = """kind = "schedule"
+starts = [0, 0.5]
+[[clip.styles]]
+kind = "local"
+[[clip.styles]]
+kind = "per-layer"
+style = {kind = "adaptive"}"""
+PRIVACY = 'noise_multiplier = 1.0\ndelta = 1e-4\nbatch_size = 300\nsteps = 8\naccountant = "rdp"'
+
+
+@pytest.mark.parametrize(("clip", "shown"), [(GROUPS, ["PerGroup"]), (STAGES, ["from step 0 on", "from step 4 on"])])
+def test_a_recipe_is_audited_with_its_own_clipping(clip: str, shown: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(changed(clip=clip, privacy=PRIVACY))
+    result = CliRunner().invoke(app, ["audit", str(path)])
+    assert result.exit_code == 0, result.output
+    for kind in ("sensitivity", "noise", "step"):
+        lines = [line for line in result.stdout.splitlines() if line.startswith(f"{kind} audit: ")]
+        assert all(any(words in line for line in lines) for words in shown)
 
 
 def test_half_the_noise_is_found_with_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from hoarfrost.clipping import Clipper, Clipping, Global, adaptive
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients import Engine
 from hoarfrost.info import RunInfo
-from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.registry import loaded
 from tests import oracle
+from tests.audit.faults import statistics_without_noise
 from tests.clipping.settings import TABLE, Known, Style
 from tests.support.clipping import CASES, PLAIN, Case, Run, Step
 
@@ -305,15 +305,6 @@ def noise_of_each_block_by_itself(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Clipping, "stds", stds)
     patch.setattr(Clipping, "noise_multiplier", lambda self, *stds: SIGMA)
-
-
-def statistics_without_noise(patch: pytest.MonkeyPatch) -> None:
-    original = Noise.add_
-
-    def add(self: Noise, tensors: list[Tensor], stds: list[float]) -> None:
-        original(self, tensors, [std if t.dim() else 0.0 for t, std in zip(tensors, stds, strict=True)])
-
-    patch.setattr(Noise, "add_", add)
 
 
 def rescaled_instead_of_dropped(patch: pytest.MonkeyPatch) -> None:

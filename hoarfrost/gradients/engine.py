@@ -240,7 +240,9 @@ class Engine:
     @property
     def _call(self) -> Run | None:
         """The run of the whole model that what is computed now belongs to; None outside of one."""
-        return IN_A_BACKWARD_PASS if torch._C._current_graph_task_id() != -1 else self._running
+        if self._running is not None:  # also where a checkpoint runs the whole model again in a backward pass
+            return self._running
+        return IN_A_BACKWARD_PASS if torch._C._current_graph_task_id() != -1 else None
 
     def _join(self, ticket: Ticket | None, call: Run | None) -> None:
         """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""

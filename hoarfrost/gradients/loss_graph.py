@@ -36,7 +36,8 @@ class LossGraph:
         self.reduction = reduction
         self._looks = 0
         self._told: set[str] = set()
-        self._before: dict[int, tuple[int, int]] = {}  # the k-th mean of the loss: of how many numbers, and rows
+        # The k-th mean of the n-th loss: of how many numbers, and rows.
+        self._before: dict[tuple[int, int], tuple[int, int]] = {}
 
     def look(self, rows: int, *, whole: bool) -> None:
         """Called within a backward pass over ``rows`` rows, which are the ``whole`` of a logical batch or a part."""
@@ -44,12 +45,12 @@ class LossGraph:
             return
         self._looks += 1
         try:
-            for root in _roots():
-                self._look_at(root, rows, whole)
+            for number, root in enumerate(_roots()):
+                self._look_at(number, root, rows, whole)
         except (AttributeError, RuntimeError, TypeError, KeyError):
             self._looks = LOOKS  # another version of torch: what its nodes say is not known
 
-    def _look_at(self, root: Any, rows: int, whole: bool) -> None:
+    def _look_at(self, which: int, root: Any, rows: int, whole: bool) -> None:
         means = []
         for node in _nodes(root):
             kind, number = _reduction(node)
@@ -63,7 +64,7 @@ class LossGraph:
                     f"example of a heavy class moves what all others contribute, and epsilon does not hold. {REMEDY}",
                 )
         for k, number in enumerate(means):
-            was, of = self._before.setdefault(k, (number, rows))
+            was, of = self._before.setdefault((which, k), (number, rows))
             per_row = self.reduction == "mean"
             if number != was and (not per_row or number * of != was * rows):
                 self._warn("numbers", self._wrong_mean(per_row))

@@ -21,6 +21,7 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
+from hoarfrost.gradients.forward import is_copy
 from hoarfrost.gradients.independence import LossFunction, examine_first
 from hoarfrost.gradients.state import check_patterns
 from hoarfrost.info import RunInfo, layers_of
@@ -126,6 +127,12 @@ def make_private(
     )  # fmt: skip
     if plan.delta_advice:
         warnings.warn(plan.delta_advice, stacklevel=2)
+    if is_copy(model) and not earlier:
+        warnings.warn(
+            "this model is a copy of one that was trained privately, and this run's account knows nothing of what that "
+            "has spent. Name the run before: make_private(..., after=private), and epsilon is that of both",
+            stacklevel=2,
+        )
     with taking_over(model, after):
         return assemble(
             model, optimizer, loader, plan, clip=check_clipper(clip), freeze=freeze, loss=loss,
@@ -200,11 +207,10 @@ def _inspect_first_batch(private: Private, loss: LossFunction) -> None:
     loader, engine = private.loader, private.optimizer.engine
 
     def inspect(batch: Any, chunk: Chunk) -> None:
-        if chunk.examples >= 3:
-            examine_first(
-                private.model, batch, loss, rows=chunk.examples * loader.views, views=loader.views,
-                loss_reduction=engine.loss_reduction, batch_first=loader.batch_first,
-            )  # fmt: skip
+        if chunk.examples >= 3 and examine_first(
+            private.model, batch, loss, rows=chunk.examples * loader.views, views=loader.views,
+            loss_reduction=engine.loss_reduction, batch_first=loader.batch_first,
+        ):  # fmt: skip
             loader.inspect = None
 
     loader.inspect = inspect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,14 @@ from hoarfrost.gradients.rules import Rule
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
+
+
+_copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def is_copy(model: nn.Module) -> bool:
+    """Whether it is a copy of a model that had private steps behind it then."""
+    return model in _copies
 
 
 class Wrapped:
@@ -86,6 +95,11 @@ class Root(Wrapped):
         super().__init__(engine, module)
         # A torch.compile around the private model (or around a loop that calls it) leaves out what is in here.
         self._uncompiled = torch.compiler.disable(self._run)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.engine.step() > 0:
+            _copies.add(memo[id(self.module)])
+        return super().__deepcopy__(memo)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._uncompiled(*args, **kwargs)

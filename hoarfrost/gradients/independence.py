@@ -96,16 +96,22 @@ def examine(
                 return
 
 
-def examine_first(model: nn.Module, batch: Any, loss: LossFunction, *, rows: int, views: int, **options: Any) -> None:
+def examine_first(model: nn.Module, batch: Any, loss: LossFunction, *, rows: int, views: int, **options: Any) -> bool:
     """`examine` on a few examples of the first batch of a run, as its loader hands it over.
 
     Args:
         rows: how many the batch has: those of its examples, ``views`` of each.
         options: `examine`'s.
+
+    Returns:
+        Whether the batch could show anything: one with an example whose gradient is not finite cannot.
     """
     try:
         members = Picked(batch, options["batch_first"], rows, views, most=FIRST_EXAMPLES)
         examine(model, members, loss, tested=FIRST_TESTED, **options)
+        return True
+    except NotFinite:
+        return False
     except HoarfrostError:
         raise
     except Exception as error:
@@ -129,6 +135,10 @@ def _twins(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
 def _paused(model: nn.Module) -> AbstractContextManager[None]:
     forward = model.__dict__.get("forward")
     return forward.engine.paused() if isinstance(forward, Wrapped) else nullcontext()
+
+
+class NotFinite(InvalidValue):
+    """Examples of which nothing can be seen."""
 
 
 @dataclass
@@ -213,6 +223,10 @@ class _Check:
         return torch.stack(losses).sum(0)
 
     def _check_repeatable(self, together: list[Tensor]) -> None:
+        if not all(bool(t.isfinite().all()) for t in together):
+            raise NotFinite(
+                "the gradient of these examples is not finite, and shows nothing: check with examples whose loss is"
+            )
         again = self.sums(self.whole)
         if self._differs([a - b for a, b in zip(again, together, strict=True)], (again, together)):
             raise NotPrivate(

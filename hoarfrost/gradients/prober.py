@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 6  # that are looked at
 ENOUGH = 10  # batches of one or two examples that are looked at before it is left at that
+SEEDS = 4  # with which the model runs until every layer was seen
 SHARE = 0.02  # of all rows that the model runs on, that later looks may take
 
 
@@ -72,12 +73,13 @@ class Prober:
         """Where the examples are, and everything that can be seen of whether they mix."""
         engine = self.engine
         with self._held_still() as kept, torch.no_grad():
-            two, three = (
-                self.run(kept, few.pick([0, 0]), values=False),
-                self.run(kept, few.pick([0] * 3), values=False),
-            )
-            engine.order = engine.order or probe.order_of(two)
-            self.dims |= probe.locate(engine, two, three)
+            for seed in range(SEEDS):
+                two = self.run(kept, few.pick([0, 0]), values=False, seed=seed)
+                three = self.run(kept, few.pick([0] * 3), values=False, seed=seed)
+                engine.order = engine.order or probe.order_of(two)
+                self.dims = probe.locate(engine, two, three) | self.dims
+                if all((module, "input") in self.dims for module in engine.ruled):
+                    break  # or some layers are left out at random (LayerDrop), and others with other numbers
             self.outputs = probe.locate_outputs(engine, two, three)
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
             self._refuse_pairs(three, few)

@@ -229,6 +229,11 @@ def detached(module: nn.Module) -> Iterator[None]:
 
 def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:
     """The error for a layer whose gradients cannot be attributed to individual examples."""
+    if x.is_nested:
+        return NotPrivate(
+            f"{name} ({type(module).__name__}) gets a nested tensor, whose examples have no dimension of their own. "
+            "Pad them (torch.nn.utils.rnn.pad_sequence), and pass lengths or a mask along."
+        )
     return NotPrivate(
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
         f"{rows} examples of this batch, so its gradients cannot be attributed to individual examples. Keep the "

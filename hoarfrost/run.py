@@ -134,8 +134,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
     def statement(self) -> budget.Statement:
         """The sentence to put beside the model: epsilon, delta, how they were computed, and what was released."""
         engine = self.optimizer.engine
-        how = "" if engine.clipping is None else f": {engine.clipping}"
-        notes = [f"gradients clipped by {engine.clipper_repr}{how}"]
+        notes = [f"gradients clipped by {how}" for how in engine.clipped or [engine.clipper_repr]]
         if engine.state.allowed:
             notes.append(f"declared to be public, and not compared: {', '.join(engine.state.allowed)}")
         found = self.account.statement()

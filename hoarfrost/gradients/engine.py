@@ -107,6 +107,7 @@ class Engine:
         self._parameters = {p: name for name, p in parameters.items()}
         self.untrained = {p: name for name, p in model.named_parameters() if p not in self._parameters}
         self.clipping: Clipping | None = None  # of the last batch that was begun, found to be sound
+        self.clipped: dict[str, None] = {}  # every way in which batches were clipped so far, in words
         self._running: Run | None = None  # of the whole model, while it is under way
         self._passes: dict[int, _Pass] = {}
         self._trial = False  # nothing of the pass that is running is kept
@@ -330,6 +331,7 @@ class Engine:
             encoded = self.encoding.like({name: p for p, name in self._parameters.items()})
             alike = self.clipping is not None and clipping.alike is not None and clipping.alike == self.clipping.alike
             self.clipping = check_clipping(clipping, self.clipper, encoded)
+            self.clipped[f"{self.clipper_repr}: {clipping}"] = None
             self._rows_checked = self._rows_checked if alike else 0
             if clipping.jumps and not self._jumps_told:
                 self._jumps_told = True

@@ -28,6 +28,7 @@ class Progress:
         position: of the sampler.
         ledger: its path, the run's name there, and its head.
         clipper, freezer: in words.
+        clipped: every way in which gradients were clipped so far, in words.
         live_shares: of all steps, added up.
         tensors: what the clipping style and the freezer keep; their names begin with "clipper." and "freezer.".
     """
@@ -38,6 +39,7 @@ class Progress:
     clipper: str
     freezer: str | None
     live_shares: float
+    clipped: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -55,6 +57,7 @@ class Progress:
             clipper=engine.clipper_repr,
             freezer=None if controller is None else controller.freezer_repr,
             live_shares=float(account.steps_taken) if controller is None else controller.live_shares,
+            clipped=tuple(engine.clipped),
             tensors=tensors,
         )
 
@@ -67,6 +70,7 @@ class Progress:
             "clipper": self.clipper,
             "freezer": self.freezer,
             "live_shares": self.live_shares,
+            "clipped": list(self.clipped),
         }
 
     @classmethod
@@ -75,6 +79,9 @@ class Progress:
         ledger = facts["ledger"]
         if ledger is not None and not all(isinstance(ledger[name], str) for name in ("path", "run", "head")):
             raise ValueError("what it says of its ledger cannot be")
+        clipped = facts.get("clipped", [])  # older files do not say it
+        if not isinstance(clipped, list) or not all(isinstance(each, str) for each in clipped):
+            raise ValueError("what it says of clipping cannot be")
         return cls(
             account=Snapshot.from_dict(facts["account"]),
             position=facts["position"],
@@ -82,6 +89,7 @@ class Progress:
             clipper=facts["clipper"],
             freezer=facts["freezer"],
             live_shares=float(facts["live_shares"]),
+            clipped=tuple(clipped),
             tensors=tensors,
         )
 
@@ -104,6 +112,7 @@ class Progress:
         account.learn(also or {})
         engine.reset()
         optimizer.loader.load_state_dict({**self.position, "steps_drawn": self.account.steps_taken})
+        engine.clipped = dict.fromkeys([*self.clipped, *engine.clipped])
         yield
         if self.clipper == engine.clipper_repr:
             engine.clipper.load_state(self._of("clipper"))

@@ -312,3 +312,20 @@ def test_one_style_in_two_stages_follows_twice() -> None:
     train(private)
     assert seen.bounds[4] == 0.5
     assert seen.factors == [1.0] * 4 + [0.5] * 4
+
+
+def test_the_statement_names_every_way_of_clipping_that_was_used(tmp_path: Path) -> None:
+    """Also one that a later stage, or a checkpoint, has left behind: the jump of a first stage is not forgotten."""
+    jumping = Schedule((0, Global(1.0, edge=0)), (2, PerLayer(Local(0.5))), by="step")
+    with pytest.warns(UserWarning, match="jumps"):
+        private = make(jumping)
+        train(private, 4)
+    first, second, *_ = private.statement().notes
+    assert first.endswith("one block, a rule that jumps, so that all this holds in exact arithmetic alone")
+    assert second.endswith("2 blocks, noise of one level for all of them")
+    private.save(tmp_path / "checkpoint")
+    later = make(Local(1.0))
+    later.load(tmp_path / "checkpoint")
+    train(later, 5)
+    assert later.statement().notes[:2] == (first, second)
+    assert later.statement().notes[2].startswith("gradients clipped by Local(norm=1.0): one block")

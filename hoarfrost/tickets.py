@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.groups import Groups
 from hoarfrost.nested import map_tensors
 
 HELD = 16  # chunks whose tensors are kept alive until it is known how far the loop looks ahead
@@ -31,14 +32,20 @@ class Chunk:
     """A part of a logical batch, as it is handed to the training loop.
 
     Args:
-        examples: how many examples it holds (each of them `views` rows). Private: nothing may be divided by it.
+        examples: how many examples, or people, it holds. Private: nothing may be divided by it.
         first: it opens its logical batch.
         last: it completes it: the optimizer's next step is a real one.
+        groups: whose its rows are; None where each example has `views` rows.
     """
 
     examples: int
     first: bool
     last: bool
+    groups: Groups | None = None
+
+    def rows(self, views: int) -> int:
+        """How many rows it has."""
+        return self.examples * views if self.groups is None else self.groups.rows
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from hoarfrost.clipping import Clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.clipped_sum import ClippedSum
+from hoarfrost.groups import Groups
 from hoarfrost.tickets import LogicalBatch, Ticket, Tickets
 
 
@@ -41,14 +42,14 @@ class BatchSums:
     def open(self, inputs: Sequence[Tensor]) -> int | None:
         """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
         self.ticket = self.tickets.open(inputs)
-        return None if self.ticket is None else self.ticket.chunk.examples * self.views
+        return None if self.ticket is None else self.ticket.chunk.rows(self.views)
 
     def begin(self, rows: int) -> None:
         """The run has so many rows, which must be those of the chunk; the first chunk of a batch fixes its clipping."""
         ticket = self.ticket
         if ticket is None or self.tickets.is_void(ticket):
             return  # no training step: a backward pass is refused
-        if self.tickets.ahead and rows != ticket.chunk.examples * self.views:
+        if self.tickets.ahead and rows != ticket.chunk.rows(self.views):
             raise NotPrivate(
                 f"the loader has handed over several batches, and the model runs on {rows} rows, where the next batch "
                 "in turn has another number. With batches fetched ahead, run the model once on each batch, whole, and "
@@ -56,8 +57,13 @@ class BatchSums:
             )
         self._total_of(ticket)
 
-    def cover(self, ticket: Ticket | None, examples: int) -> ClippedSum:
-        """The sum that a backward pass over ``examples`` examples may add to.
+    def groups(self, rows: int) -> Groups:
+        """Whose the rows of a run are, if it has so many."""
+        known = None if self.ticket is None else self.ticket.chunk.groups
+        return Groups(self.views) if known is None or known.rows != rows else known
+
+    def cover(self, ticket: Ticket | None, examples: int, groups: Groups) -> ClippedSum:
+        """The sum that a backward pass over ``examples`` examples may add to; ``groups`` says whose its rows were.
 
         Refuses one that would count an example twice, or in a step that it was not drawn for.
         """
@@ -65,6 +71,12 @@ class BatchSums:
             raise NotPrivate(
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
                 "every training batch from the loader that make_private returned; use torch.no_grad() to evaluate."
+            )
+        if ticket.chunk.examples and ticket.chunk.groups not in (None, groups):
+            raise NotPrivate(
+                "backward() over a part of a batch, or of the model: whose its rows are cannot be known, and a person's "
+                "rows must be averaged before they are clipped. Run the whole model once on each batch that the loader "
+                "gives, whole and in its order; for smaller ones, use max_physical_batch=."
             )
         if ticket.chunk.examples and ticket.covered + examples > ticket.chunk.examples:
             raise NotPrivate(

@@ -29,6 +29,7 @@ from hoarfrost.gradients.probe import MERGED, Dims, Seen
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.groups import Groups
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.observers import Observer, Sums
@@ -44,6 +45,7 @@ class _Pass:
 
     ticket: Ticket | None
     call: int
+    groups: Groups
     captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
 
 
@@ -89,7 +91,8 @@ class Engine:
         self._jumps_told = False
         self._half_told = loss_reduction != "mean"
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
-        self.rows = 0  # examples × views in the forward pass that is running
+        self.rows = 0  # in the forward pass that is running
+        self._groups = Groups(views)
         self.dims: Dims | None = None  # found on the first batch
         self.probes: dict[bool, int] = {}  # how often the model was looked at, in training mode and in evaluation mode
         self.seen: Seen | None = None  # recorded while that is being found
@@ -159,6 +162,12 @@ class Engine:
         self._parameters = {p: name for name, p in self.model.named_parameters() if name in names}
         self._untrained = {p for p in self.model.parameters() if p not in self._parameters}
 
+    @property
+    def groups(self) -> Groups:
+        """Whose the rows of the forward pass are. In a run on a few of them (the probe) each stands for itself."""
+        known = self._groups
+        return known if known.sizes is None or known.rows == self.rows else Groups(self.views)
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 
@@ -181,10 +190,10 @@ class Engine:
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
-        ticket, call = self.sums.ticket, self._call
+        ticket, call, groups = self.sums.ticket, self._call, self.groups
 
         def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
-            self._join(ticket, call)
+            self._join(ticket, call, groups)
             self._warn_of_half(gradient)
             sink(gradient, saved)
 
@@ -192,10 +201,10 @@ class Engine:
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
-        ticket, call = self.sums.ticket, self._call
+        ticket, call, groups = self.sums.ticket, self._call, self.groups
 
         def hook(gradient: Tensor) -> None:
-            self._join(ticket, call)
+            self._join(ticket, call, groups)
             self._warn_of_half(gradient)
             with torch.autocast(gradient.device.type, enabled=False):
                 sink(gradient)
@@ -215,9 +224,9 @@ class Engine:
                 )
             uses.append(contribution)
 
-    def _join(self, ticket: Ticket | None, call: int) -> None:
+    def _join(self, ticket: Ticket | None, call: int, groups: Groups) -> None:
         """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
-        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(ticket, call))
+        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(ticket, call, groups))
         if this_pass.ticket is not ticket or this_pass.call != call:
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
@@ -242,7 +251,7 @@ class Engine:
     def running(self, rows: int) -> Iterator[None]:
         """One run of the whole model on ``rows`` rows."""
         self._calls += 1
-        self.rows, self._call = rows, self._calls
+        self.rows, self._call, self._groups = rows, self._calls, self.sums.groups(rows)
         try:
             yield
         finally:
@@ -306,13 +315,13 @@ class Engine:
         if len(counts) > 1:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
-        total = self.sums.cover(this_pass.ticket, examples)
+        total = self.sums.cover(this_pass.ticket, examples, this_pass.groups)
         assert this_pass.ticket is not None  # or it was refused
         if this_pass.ticket.chunk.examples == 0:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
-        scale = float(examples) if self.loss_reduction == "mean" else 1 / self.views
         device = next(iter(captured)).device
+        # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
+        scale = this_pass.groups.scale(examples, self.loss_reduction == "mean", device)
         with torch.autocast(device.type, enabled=False):
             uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
             uses = self.encoding.encode(uses)
@@ -329,8 +338,9 @@ class Engine:
                 kept = usable.nonzero().squeeze(1)
                 self.dropped += examples - len(kept)
                 uses, factors = {name: use.take(kept) for name, use in uses.items()}, factors[kept]
+                scale = scale[kept] if isinstance(scale, Tensor) else scale
             captured.clear()
-            weights = (factors * scale).unbind(1)
+            weights = (factors * scale).to(factors.dtype).unbind(1)
             block_of = total.clipping.block_of
 
             def summed(name: str) -> Tensor:
@@ -339,7 +349,7 @@ class Engine:
             clipped: dict[str, Tensor] = {}
             if self.observers:
                 clipped = {name: summed(name) for name in uses}
-                whole = torch.full_like(weights[0], scale)
+                whole = (torch.ones_like(factors) * scale)[:, 0]
                 shown = Sums(
                     norms=norms,
                     factors=every_factor,

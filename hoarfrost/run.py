@@ -85,7 +85,7 @@ class Private:
 
     @property
     def sample_rate(self) -> float:
-        """The probability with which each example takes part in a step."""
+        """The probability with which each example, or person, takes part in a step."""
         return self.plan.sample_rate
 
     @property
@@ -116,8 +116,8 @@ class Private:
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
 
         Guarantees:
-            An upper bound for everything the optimizer has released, for data sets that differ in one example that is
-            in one and not in the other. Restoring earlier weights does not lower it.
+            An upper bound for everything the optimizer has released, for data sets that differ in one example (or one
+            person) that is in one and not in the other. Restoring earlier weights does not lower it.
         """
         return self.account.epsilon()
 

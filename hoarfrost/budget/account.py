@@ -34,7 +34,7 @@ from hoarfrost.budget.events import (
 from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
 from hoarfrost.budget.snapshot import Counters, Snapshot
-from hoarfrost.budget.statement import Statement
+from hoarfrost.budget.statement import PERSON, Statement
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 
@@ -114,14 +114,14 @@ class Account:
 
     def statement(self) -> Statement:
         """What was spent so far, in words."""
-        return Statement.of(self.events(), self.plan.delta, self.plan.accountant, seeded=self.seeded)
+        return Statement.of(self.events(), self.plan.delta, self.plan.accountant, seeded=self.seeded, unit=self.plan.unit)
 
     def planned(self) -> Statement:
         """What will have been spent when all steps are taken and all planned releases are made."""
         assert self.steps is not None
         more = self.plan.event(max(0, self.steps - self.next_step - self._in_hand))
         events = by_kind((*self.events(), more, *self._pending()))
-        return Statement.of(events, self.plan.delta, self.plan.accountant, seeded=self.seeded)
+        return Statement.of(events, self.plan.delta, self.plan.accountant, seeded=self.seeded, unit=self.plan.unit)
 
     def before_this_run(self) -> tuple[Event, ...]:
         """Everything but this run's own steps; planned releases that are still to come count as made."""
@@ -258,7 +258,7 @@ class Account:
 
     def snapshot(self) -> Snapshot:
         """What is known now, to be kept with the weights."""
-        return Snapshot(self.steps_taken, self.counters, dict(self.releases), tuple(self._made))
+        return Snapshot(self.steps_taken, self.counters, dict(self.releases), tuple(self._made), self.plan.unit)
 
     def restore(self, snapshot: Snapshot, *, releases_stand: bool = False) -> None:
         """Goes on from weights that a snapshot belongs to.
@@ -274,6 +274,7 @@ class Account:
         """
         self._check_owner()
         validate.count(steps_taken=snapshot.steps_taken)
+        self._refuse_other_unit(snapshot)
         if sum(event.steps for event in snapshot.counters.values()) < snapshot.steps_taken:
             raise InvalidValue("these weights have more steps behind them than were paid for")
         self._learn(snapshot.counters, snapshot.releases)
@@ -307,6 +308,7 @@ class Account:
     def learn(self, known: Snapshot | Counters) -> None:
         """Adds what somebody else knows of the steps charged for these weights; of a snapshot, its releases too."""
         if isinstance(known, Snapshot):
+            self._refuse_other_unit(known)
             self._learn(known.counters, known.releases)
         else:
             self._learn(known, {})
@@ -382,15 +384,25 @@ class Account:
     def _find(self, ledger: Ledger | Allowance | str | Path, what: str, admission: Any) -> tuple[Allowance, bool]:
         """The allowance for the steps, and whether it is new."""
         if isinstance(ledger, Allowance):
+            self._refuse_other_units_ledger(ledger.ledger)
             return ledger, False
         if self.steps is None:
             raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
         ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         ledger.refresh()
+        self._refuse_other_units_ledger(ledger)
         if ledger.find(self.run) is not None:
             return ledger.resume(self.run, ahead=admission.get("ahead", 1)), False
         rest = self.plan.event(max(1, self.steps - self.steps_taken))
         return ledger.admit(rest, run=self.run, what=what, seeded=self.seeded, **admission), True
+
+    def _refuse_other_units_ledger(self, ledger: Ledger) -> None:
+        if ledger.unit != self.plan.unit:
+            raise InvalidValue(
+                f"the ledger {ledger.path} is for {ledger.unit}, and this run is for {self.plan.unit}: what they spend "
+                "does not add up. Make a ledger for the run's unit (hoarfrost ledger create --unit), or train for the "
+                "ledger's"
+            )
 
     def _attach(self, allowance: Allowance) -> None:
         entry = allowance.entry
@@ -426,6 +438,15 @@ class Account:
             raise LedgerDamaged(
                 f"{self._counters[entry.id].steps} steps of the run {entry.run!r} are known, and its ledger has "
                 f"{entry.reserved}: it was cut, or put back from an older copy"
+            )
+
+    def _refuse_other_unit(self, known: Snapshot) -> None:
+        """What was spent on examples says nothing of people who have several, and the other way round."""
+        if known.unit != self.plan.unit and (known.releases or any(event.steps for event in known.counters.values())):
+            raise InvalidValue(
+                f"what was spent on these weights was spent for {known.unit}, and this run is for {self.plan.unit}: no "
+                f"epsilon holds for both. Go on for {known.unit}"
+                + (", with person= and per_person=" if known.unit == PERSON else ", without person=")
             )
 
     def _learn(self, counters: Counters, releases: Mapping[str, Release]) -> None:

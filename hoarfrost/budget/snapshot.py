@@ -8,6 +8,7 @@ from typing import Any
 
 from hoarfrost import validate
 from hoarfrost.budget.events import Gaussian, Release, from_dict, gaussian_from_dict
+from hoarfrost.budget.statement import EXAMPLE, check_unit
 
 Counters = Mapping[str, Gaussian]
 
@@ -21,12 +22,14 @@ class Snapshot:
         counters: the steps charged, by the id of their counter.
         releases: in addition to the steps, by their id.
         made: for each planned release its id; None where it was not made yet.
+        unit: for what it was spent: one example, or one person.
     """
 
     steps_taken: int
     counters: Counters
     releases: Mapping[str, Release]
     made: tuple[str | None, ...] = ()
+    unit: str = EXAMPLE
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -35,6 +38,7 @@ class Snapshot:
             "counters": {id: event.as_dict() for id, event in self.counters.items()},
             "releases": {id: event.as_dict() for id, event in self.releases.items()},
             "made": list(self.made),
+            "unit": self.unit,
         }
 
     @classmethod
@@ -43,9 +47,11 @@ class Snapshot:
         validate.count(steps_taken=facts["steps_taken"])
         if not all(id is None or id in facts["releases"] for id in facts["made"]):
             raise ValueError("a planned release that was made is not among the releases")
+        check_unit(facts.get("unit", EXAMPLE))
         return cls(
             steps_taken=facts["steps_taken"],
             counters={str(id): gaussian_from_dict(event) for id, event in facts["counters"].items()},
             releases={str(id): from_dict(event) for id, event in facts["releases"].items()},
             made=tuple(facts["made"]),
+            unit=facts.get("unit", EXAMPLE),  # before there was a choice
         )

@@ -8,9 +8,12 @@ from decimal import ROUND_CEILING, Context, Decimal
 from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.events import Event, Unprotected, gathered
+from hoarfrost.errors import InvalidValue
 from hoarfrost.validate import not_negative, probability
 
 SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
+EXAMPLE, PERSON = "one example", "one person"
+"""What is added or removed: the units that a guarantee can be for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Statement:
     releases: tuple[Event, ...]
     seeded: bool = False
     relation: str = "add or remove one"
-    unit: str = "one example"
+    unit: str = EXAMPLE
     notes: tuple[str, ...] = ()  # how it was done, as far as epsilon does not depend on it
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class Statement:
         accountant: Accountant = "pld",
         *,
         seeded: bool = False,
-        unit: str = "one example",
+        unit: str = EXAMPLE,
     ) -> "Statement":
         """The statement about these releases."""
         releases = gathered(events)
@@ -107,3 +110,18 @@ def rounded_up(epsilon: float) -> str:
     if math.isinf(epsilon):
         return "inf"
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))):g}"
+
+
+def check_unit(unit: object) -> None:
+    """Refuses what is not a unit."""
+    if unit not in (EXAMPLE, PERSON):
+        raise InvalidValue(f'unit is "{EXAMPLE}" or "{PERSON}", got {unit!r}')
+
+
+def counted(unit: str) -> str:
+    """What there are several of.
+
+    >>> counted("one person")
+    'people'
+    """
+    return "people" if unit == PERSON else "examples"

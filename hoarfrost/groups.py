@@ -45,7 +45,8 @@ class Groups:
         before = (self.sizes.cumsum(0) - self.sizes)[self._owner]
         places = self._owner * self.most + torch.arange(self.rows) - before
         padded = t.new_zeros(len(self.sizes) * self.most, *t.shape[1:])
-        return padded.index_copy_(0, places.to(t.device), t).unflatten(0, (-1, self.most))
+        found: Tensor = padded.index_copy_(0, places.to(t.device), t).unflatten(0, (-1, self.most))
+        return found
 
     def spread(self, t: Tensor) -> Tensor:
         """[B, ...] → [rows, ...]: each group's entry, once for each of its rows. Can be differentiated."""

@@ -69,8 +69,8 @@ def make_private(
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one.
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
-        person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor, array
-            or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs are about people.
+        person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor,
+            array or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs count people.
         per_person: with ``person``: a drawn person brings up to so many of their rows, drawn anew each time, whose
             gradients are averaged before clipping. Memory is needed as if everybody brought so many.
         batch_first: False if examples lie along the second dimension of the model's inputs.
@@ -82,9 +82,9 @@ def make_private(
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
-        example (with ``person``: one person with all their rows), where `Private.epsilon` says epsilon(t), if the loss treats examples independently
-        (`check_independence`) and evaluation on private data is not released. A calibrated run refuses steps beyond
-        those it was calibrated for.
+        example (with ``person``: one person with all their rows), where `Private.epsilon` says epsilon(t), if the loss
+        treats examples independently (`check_independence`) and evaluation on private data is not released. A
+        calibrated run refuses steps beyond those it was calibrated for.
 
     >>> import torch
     >>> data = torch.utils.data.TensorDataset(torch.randn(500, 3), torch.randint(2, (500,)))
@@ -136,7 +136,9 @@ def assemble(
             f"{plan.sample_rate}: make both with the same rate"
         )
     if loader.unit != plan.unit:
-        raise NotPrivate(f"the loader draws {loader.unit} at a time, and the plan is for {plan.unit}: make both for one")
+        raise NotPrivate(
+            f"the loader draws {loader.unit} at a time, and the plan is for {plan.unit}: make both for one"
+        )
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
     parameters = trained_parameters(model, optimizer)

@@ -114,7 +114,9 @@ class Account:
 
     def statement(self) -> Statement:
         """What was spent so far, in words."""
-        return Statement.of(self.events(), self.plan.delta, self.plan.accountant, seeded=self.seeded, unit=self.plan.unit)
+        return Statement.of(
+            self.events(), self.plan.delta, self.plan.accountant, seeded=self.seeded, unit=self.plan.unit
+        )
 
     def planned(self) -> Statement:
         """What will have been spent when all steps are taken and all planned releases are made."""

@@ -52,7 +52,9 @@ def create(
     ] = None,
     allow_seeded: Annotated[bool, typer.Option("--allow-seeded", help="Allow runs with seeded noise.")] = False,
     note: Annotated[str, typer.Option(help="A description of the data, shown to readers.")] = "",
-    unit: Annotated[Unit, typer.Option(help="For whom the budget is kept; runs for the other are refused.")] = Unit.example,
+    unit: Annotated[
+        Unit, typer.Option(help="For whom the budget is kept; runs for the other are refused.")
+    ] = Unit.example,
 ) -> None:
     """Create a ledger for a data set."""
     from hoarfrost.budget import Ledger, make_key, read_key

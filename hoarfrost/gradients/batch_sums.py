@@ -74,9 +74,9 @@ class BatchSums:
             )
         if ticket.chunk.examples and ticket.chunk.groups not in (None, groups):
             raise NotPrivate(
-                "backward() over a part of a batch, or of the model: whose its rows are cannot be known, and a person's "
-                "rows must be averaged before they are clipped. Run the whole model once on each batch that the loader "
-                "gives, whole and in its order; for smaller ones, use max_physical_batch=."
+                "backward() over a part of a batch, or of the model: whose its rows are cannot be known, and a person's"
+                " are averaged before they are clipped. Run the whole model once on each batch that the loader gives, "
+                "whole and in its order; for smaller ones, use max_physical_batch=."
             )
         if ticket.chunk.examples and ticket.covered + examples > ticket.chunk.examples:
             raise NotPrivate(

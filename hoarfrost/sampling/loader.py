@@ -59,9 +59,9 @@ class PoissonLoader:
             it is handed over. If it raises, the batch is not handed over.
 
     Guarantees:
-        Each record (with ``person``, each person) is in each batch with probability q, independently. At most `steps` logical batches are ever
-        completed. No batch is dropped for being empty, none is cut short for being large, and workers that
-        run ahead change nothing.
+        Each record (with ``person``, each person) is in each batch with probability q, independently. At most `steps`
+        logical batches are ever completed. No batch is dropped for being empty, none is cut short for being large, and
+        workers that run ahead change nothing.
 
     >>> from torch.utils.data import TensorDataset
     >>> loader = PoissonLoader(TensorDataset(torch.arange(100)), batch_size=20, steps=8, seed=1)

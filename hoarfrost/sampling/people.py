@@ -88,7 +88,7 @@ def _numbered(person: Any) -> npt.NDArray[np.int64]:
     numbers: dict[Hashable, int] = {}
     found = []
     for each in _as_list(person):
-        if _missing(each):
+        if not validate.is_id(each):
             raise NotPrivate(
                 "a row has no person's id (None, NaN or an empty text): whose it is must be known, or what one person "
                 "can change is not. Give it an id, one of its own if it is nobody else's, or leave the row out"
@@ -108,12 +108,3 @@ def _as_list(person: Iterable[Any]) -> list[Any]:
             listed = getattr(person, name)()
             return listed if isinstance(listed, list) else [listed]
     return list(person)
-
-
-def _missing(id: Any) -> bool:
-    if id is None or (isinstance(id, str) and not id.strip()):
-        return True
-    try:
-        return bool(id != id)
-    except (TypeError, ValueError):  # a library's own sign for what is missing, which equals nothing
-        return True

@@ -40,7 +40,9 @@ def poisson_of(
     size = size_of(data) if people is None else len(people)
     if batch_size is None and sample_rate is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
-    return Poisson(sample_rate=rate_of(size, batch_size, sample_rate, "examples" if people is None else "people"), size=size)
+    return Poisson(
+        sample_rate=rate_of(size, batch_size, sample_rate, "examples" if people is None else "people"), size=size
+    )
 
 
 def people_of(data: Dataset | DataLoader, person: Any, per_person: int | None) -> People | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from hoarfrost.budget import Statement
+from hoarfrost.budget.statement import PERSON
 
 SEEDED = "seeded: do not release"
 LABELS = {"ece": "ECE", "mse": "MSE", "r2": "R²"}
@@ -47,16 +48,21 @@ def meaning(statement: Statement) -> str:
     """
     if not statement.private:
         return "This is not private: the weights may tell anything about the training examples."
+    who = (
+        "person was among the training data, with all their rows, or not"
+        if statement.unit == PERSON
+        else ("training example was there or not")
+    )
     power = epsilon(statement.epsilon)
     return (
-        "Whether any one training example was there or not changes the probability\n"
+        f"Whether any one {who} changes the probability\n"
         f"of any outcome by a factor of at most e^{power} = {math.exp(min(float(power), 700)):.3g}, "
         f"plus {statement.delta:g}."
     )
 
 
-def delta_advice(delta: float, size: int) -> str | None:
-    """What to say about a delta that is too large for so many examples.
+def delta_advice(delta: float, size: int, of: str = "examples") -> str | None:
+    """What to say about a delta that is too large for so many examples, or people.
 
     >>> delta_advice(1e-2, 1500)
     'delta 0.01 is above 1/1500, one over the number of examples: it would allow one of them to be published outright'
@@ -64,7 +70,7 @@ def delta_advice(delta: float, size: int) -> str | None:
     if delta <= 1 / size:
         return None
     return (
-        f"delta {delta:g} is above 1/{size}, one over the number of examples: it would allow one of them to be "
+        f"delta {delta:g} is above 1/{size}, one over the number of {of}: it would allow one of them to be "
         "published outright"
     )
 

@@ -30,10 +30,9 @@ the backward pass needs is given to ``tap`` as ``inputs``, where it lives and di
 - Settings under which examples mix are refused by `Rule.check`.
 
 **Layouts.** A batch has ``rows``: those of an example (its K views), or of a person (up to K), one after the other.
-`Recorder.groups` knows whose they are: its `split` makes [B, K, ...] of [rows, ...], with zeros where somebody has fewer
-than K rows. `LayerRule` hands over such tensors; `flatten_positions` makes [B, T, channels] of them, `sum_positions` adds
-up over T.
-Half-precision tensors are summed in float32 (`at_least_float32`).
+`Recorder.groups` knows whose they are: its `split` makes [B, K, ...] of [rows, ...], with zeros where somebody has
+fewer than K rows. `LayerRule` hands over such tensors; `flatten_positions` makes [B, T, channels] of them,
+`sum_positions` adds up over T. Half-precision tensors are summed in float32 (`at_least_float32`).
 """
 
 from __future__ import annotations

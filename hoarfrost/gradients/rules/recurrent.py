@@ -141,7 +141,9 @@ class _EachStep:
             onto = onto + bias.detach()
         if self.live:
             groups = recorder.groups
-            onto = recorder.tap(onto, lambda g, _: record_linear(recorder, groups, torch.stack(seen), g, 1, weight, bias))
+            onto = recorder.tap(
+                onto, lambda g, _: record_linear(recorder, groups, torch.stack(seen), g, 1, weight, bias)
+            )
         self.onto = onto.unbind()
 
     def __call__(self, t: int, h: Tensor) -> Tensor:

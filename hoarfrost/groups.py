@@ -37,16 +37,23 @@ class Groups:
         """How many groups so many rows are."""
         return rows // self.most if self.sizes is None else len(self.sizes)
 
-    def split(self, t: Tensor) -> Tensor:
-        """[rows, ...] → [B, K, ...]; where a group has fewer rows than K, the others are zeros."""
+    def split(self, t: Tensor, *, again: bool = False) -> Tensor:
+        """[rows, ...] → [B, K, ...]. Where a group has fewer rows than K, what is missing is zeros.
+
+        Args:
+            again: it is the group's last row once more. What is to be multiplied by a gradient of zero must be a number
+                like any other: a rule may divide by it.
+        """
         if self.sizes is None:
             return t.unflatten(0, (-1, self.most)) if t.shape[0] else t.reshape(0, self.most, *t.shape[1:])
-        assert self._owner is not None
-        before = (self.sizes.cumsum(0) - self.sizes)[self._owner]
-        places = self._owner * self.most + torch.arange(self.rows) - before
-        padded = t.new_zeros(len(self.sizes) * self.most, *t.shape[1:])
-        found: Tensor = padded.index_copy_(0, places.to(t.device), t).unflatten(0, (-1, self.most))
-        return found
+        places = torch.arange(self.most).expand(len(self.sizes), -1)
+        start = (self.sizes.cumsum(0) - self.sizes).unsqueeze(1)
+        row = start + torch.minimum(places, self.sizes.unsqueeze(1) - 1)
+        found: Tensor = t.index_select(0, row.flatten().to(t.device)).unflatten(0, (-1, self.most))
+        if again:
+            return found
+        there = (places < self.sizes.unsqueeze(1)).to(t.device)
+        return torch.where(there.view(*there.shape, *[1] * (t.dim() - 1)), found, 0)
 
     def spread(self, t: Tensor) -> Tensor:
         """[B, ...] → [rows, ...]: each group's entry, once for each of its rows. Can be differentiated."""

@@ -60,7 +60,7 @@ class People:
     def bring(self, people: Sequence[int], stream: Keystream) -> list[list[int]]:
         """The rows that each of these people brings, in ascending order. Takes the stream's next draw."""
         draw = stream.next_draw()
-        own = [self._order[0 if who == 0 else self._ends[who - 1] : self._ends[who]] for who in people]
+        own = [self._rows(who) for who in people]
         words = _words(sum(len(rows) for rows in own if len(rows) > self.per_person), draw, stream)
         brought, read = [], 0
         for rows in own:
@@ -70,6 +70,10 @@ class People:
                 rows = np.sort(rows[np.argpartition(lots, self.per_person - 1)[: self.per_person]])
             brought.append(rows.tolist())
         return brought
+
+    def _rows(self, who: int) -> npt.NDArray[np.int64]:
+        """All rows of a person."""
+        return self._order[self._ends[who - 1] if who else 0 : self._ends[who]]
 
 
 def _words(count: int, draw: int, stream: Keystream) -> npt.NDArray[np.uint64]:

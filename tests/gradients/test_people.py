@@ -102,6 +102,22 @@ def test_what_a_person_brings_does_not_change_how_others_are_computed() -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm(3, eps=0.0), nn.GroupNorm(1, 3, eps=0.0)], ids=["layer", "group"])
+def test_rows_that_nobody_brings_divide_by_nothing(norm: nn.Module) -> None:
+    """A rule that divides by what it saw must not meet made-up zeros, or people with few rows would be left out."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 3), norm, nn.Linear(3, 2))
+    x, sizes = torch.randn(6, 4), [1, 3, 2]
+    per_person = oracle.people(plain, x, total_loss, sizes)
+    expected = oracle.clipped_sum(per_person, clip_norm := oracle.halving_norm(per_person))
+    engine = engine_of(copy.deepcopy(plain), clip_norm)
+    hand_over(engine, sizes, most=4)
+    projected(engine.model(x)).sum().backward()
+    assert engine.dropped == 0
+    for name, found in engine.release().sums.items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-5 * clip_norm)
+
+
 def test_a_backward_pass_over_part_of_a_batch_is_refused() -> None:
     model = nn.Linear(4, 3)
     engine = engine_of(model, 1.0)

@@ -30,8 +30,8 @@ the backward pass needs is given to ``tap`` as ``inputs``, where it lives and di
 - Settings under which examples mix are refused by `Rule.check`.
 
 **Layouts.** A batch has ``rows``: those of an example (its K views), or of a person (up to K), one after the other.
-`Recorder.groups` knows whose they are: its `split` makes [B, K, ...] of [rows, ...], with zeros where somebody has
-fewer than K rows. `LayerRule` hands over such tensors; `flatten_positions` makes [B, T, channels] of them,
+`Recorder.groups` knows whose they are: its `split` makes [B, K, ...] of [rows, ...], with gradients of zero where
+somebody has fewer than K rows. `LayerRule` hands over such tensors; `flatten_positions` makes [B, T, channels] of them,
 `sum_positions` adds up over T. Half-precision tensors are summed in float32 (`at_least_float32`).
 """
 
@@ -148,7 +148,8 @@ class LayerRule(Rule):
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             own = module.named_parameters(recurse=False)
             live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
-            g, x, *saved = (groups.split(t.movedim(dim, 0)) for t in (gradient, *inputs))
+            g = groups.split(gradient.movedim(dim, 0))
+            x, *saved = (groups.split(t.movedim(dim, 0), again=True) for t in inputs)
             missing = set(live)
             for name, contribution in self.contributions(module, x, g, live, *saved):
                 recorder.add(module.get_parameter(name), contribution)

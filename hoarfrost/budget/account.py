@@ -260,7 +260,7 @@ class Account:
 
     def snapshot(self) -> Snapshot:
         """What is known now, to be kept with the weights."""
-        return Snapshot(self.steps_taken, self.counters, dict(self.releases), tuple(self._made), self.plan.unit)
+        return Snapshot(self.steps_taken, self.counters, dict(self.releases), tuple(self._made), unit=self.plan.unit)
 
     def restore(self, snapshot: Snapshot, *, releases_stand: bool = False) -> None:
         """Goes on from weights that a snapshot belongs to.

@@ -50,7 +50,7 @@ class People:
             warnings.warn(
                 "person= has another id for every row: that is the same as without it, one example. If a person can "
                 "have several rows, give ids that are equal for all rows of one person",
-                stacklevel=3,
+                stacklevel=5,
             )
 
     def __len__(self) -> int:

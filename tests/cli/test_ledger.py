@@ -270,3 +270,27 @@ def test_closing_gives_back_what_was_not_reserved_and_nothing_else(path: Path) -
     after = facts(path)
     assert after["epsilon"] == before["epsilon"] == after["epsilon_with_held"] < before["epsilon_with_held"]
     assert after["entries"][0]["open"] is False
+
+
+def test_a_ledger_says_for_whom_it_is_kept(path: Path) -> None:
+    created = answer("create", path, "--epsilon", 3, "--delta", 1e-5, "--unit", "person")
+    assert created.splitlines()[0].endswith("for one person")
+    assert facts(path)["unit"] == "one person"
+    assert any(line.split() == ["unit", "one", "person"] for line in answer("show", path).splitlines())
+    other = path.with_name("other.jsonl")
+    answer("create", other, "--epsilon", 3, "--delta", 1e-5)
+    assert facts(other)["unit"] == "one example"
+
+
+def test_a_ledger_from_before_there_was_a_choice_is_for_examples(path: Path) -> None:
+    from hoarfrost.budget._journal import Journal
+
+    Ledger.create(path, epsilon=1.0, delta=1e-5)
+    (first,) = Journal(path, None).read()
+    older = path.with_name("older.jsonl")
+    body = {key: value for key, value in first.items() if key not in ("n", "prev", "hash", "mac", "unit")}
+    Journal(older, None).create(body)
+    assert Ledger(older).unit == "one example"
+    odd = path.with_name("odd.jsonl")
+    Journal(odd, None).create({**body, "unit": "one house"})
+    assert "cannot be" in refused("show", odd)

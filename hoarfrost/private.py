@@ -72,7 +72,8 @@ def make_private(
         person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor,
             array or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs count people.
         per_person: with ``person``: a drawn person brings up to so many of their rows, drawn anew each time, whose
-            gradients are averaged before clipping. Memory is needed as if everybody brought so many.
+            gradients are averaged before clipping. Memory is needed as if everybody brought so many. Whose a row is
+            follows from its place: batches must reach the model whole and in the order in which the loader gives them.
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.
         ledger: the data set's `budget.Ledger`, or its path: the whole run is admitted there before an example is read,

@@ -49,7 +49,9 @@ def taking_over(model: nn.Module, after: Earlier | Sequence[Earlier] | None) -> 
 def _gathered(after: Earlier | Sequence[Earlier] | None) -> list[Earlier]:
     if after is None:
         return []
-    return list(after) if isinstance(after, list | tuple) else [after]  # type: ignore[list-item]
+    if isinstance(after, list | tuple) and not isinstance(after, Private):  # which is a tuple, too
+        return list(after)
+    return [after]  # type: ignore[list-item]
 
 
 def _snapshot(earlier: object) -> Snapshot:

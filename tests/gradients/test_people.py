@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hoarfrost.clipping import Local
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients import Engine
+from hoarfrost.gradients import Engine, apart
 from hoarfrost.groups import Groups
 from hoarfrost.masks import resolve_mask
 from hoarfrost.sampling import Chunk
@@ -146,6 +146,28 @@ def test_runs_on_two_batches_may_overlap() -> None:
     assert engine.sums.total is not None
     for name, found in engine.sums.total.sums.items():
         torch.testing.assert_close(found, want[name], rtol=1e-4, atol=1e-5 * norm)
+
+
+def test_losses_of_an_earlier_run_are_not_looked_at_as_the_last_ones() -> None:
+    """As many rows of other people: what is right must not be refused for it."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    engine, sizes = engine_of(model, 1.0), [4, 1, 3, 2]
+    for _ in range(apart.BATCHES):
+        hand_over(engine, sizes, most=4)
+        losses = projected(model(torch.randn(10, 4)))
+        engine.apart.check(engine, losses)
+    engine.apart = apart.Apart()
+    for _ in range(apart.BATCHES):
+        hand_over(engine, sizes, most=4)
+        losses = projected(model(torch.randn(10, 4)))
+        hand_over(engine, sizes[::-1], most=4)
+        model(torch.randn(10, 4))
+        engine.apart.check(engine, losses)
+    hand_over(engine, sizes, most=4)
+    losses = projected(model(torch.randn(10, 4)))
+    with pytest.raises(NotPrivate, match="an example's loss depends on other examples"):
+        apart.Apart().check(engine, losses * losses.sum())
 
 
 def test_an_empty_batch_of_people_adds_nothing() -> None:

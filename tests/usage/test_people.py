@@ -22,7 +22,7 @@ from tests.usage.small import small, train, weights
 
 SIZES = [1, 3, 2, 1, 3, 3, 2]
 OWNERS = [who for who, rows in enumerate(SIZES) for _ in range(rows)]
-CLIP = 0.4
+CLIP = 0.98
 
 
 def rows() -> TensorDataset:
@@ -45,7 +45,7 @@ def assert_a_loop_over_people(model: nn.Module, before: nn.Module, losses: Calla
     """One step of the private model against one over each person's rows, of whose losses the mean is taken."""
     found = oracle.people(before, rows().tensors, lambda m, batch: losses(m, batch).sum(), SIZES)
     want = oracle.clipped_sum(found, CLIP)
-    assert sum(oracle.norm(gradient) > CLIP for gradient in found) > 1
+    assert 1 < sum(oracle.norm(gradient) > CLIP for gradient in found) < len(SIZES) - 1
     for name, p in before.named_parameters():
         torch.testing.assert_close(p - model.get_parameter(name), want[name] / len(SIZES), rtol=1e-4, atol=1e-6)
 
@@ -147,22 +147,6 @@ def test_losses_in_which_people_meet_are_refused() -> None:
         output = run.model(x)
         with pytest.raises(NotPrivate, match="an example's loss depends on other examples"):
             run.optimizer.backward(F.cross_entropy(output - output.mean(0), y, reduction="none"))
-
-
-def test_losses_of_an_earlier_run_are_not_taken_for_the_last_ones() -> None:
-    """Two batches with as many rows of other people: nothing is refused that is right."""
-    model = small()
-    before = copy.deepcopy(model)
-    run = private(model)
-    losses = None
-    for batch in run.loader:
-        losses = cross_entropies(model, batch)
-        engine = run.optimizer.engine
-        with engine.running(len(OWNERS), engine.sums.begin(0)):
-            pass
-        run.optimizer.backward(losses)
-        run.optimizer.step()
-    assert_a_loop_over_people(model, before, cross_entropies)
 
 
 def test_a_mean_over_rows_is_no_reason_to_warn() -> None:

@@ -184,7 +184,8 @@ class BatchSums:
                 "backward() over more examples than were drawn in this batch, as torch.cat([a, b]) of two batches or "
                 "of two copies makes them: an example could count twice. Run the model on what the loader gives; for "
                 "larger steps, give make_private a larger batch_size= (and max_physical_batch=), for several "
-                "augmentations of an example, views=."
+                "augmentations of an example, views=. A wrapper around the loader that copies tensors must fetch the "
+                "same number of batches ahead throughout."
             )
         if self.views > 1 and examples != drawn and (part is None or part.start % self.views):
             raise NotPrivate(

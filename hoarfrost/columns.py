@@ -69,6 +69,7 @@ class Columns:
         target_bounds: instead of ``classes``: the target is a real number; the lowest and the highest.
         columns: the columns to learn from; by default all but the target.
         drop: instead of ``columns``: columns to leave out.
+        person: the column that says whose a row is, where a person may have several. It is not learned from.
 
     Guarantees:
         All rules are stated, none is taken from rows. What a row becomes depends on the rules and that row alone, so
@@ -92,6 +93,7 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
     target_bounds: Interval | None = None
     columns: Sequence[str] | None = None
     drop: Sequence[str] | None = None
+    person: str | None = None
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.classes, self.labels, self.target_bounds)) != 1:
@@ -118,6 +120,11 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
             raise InvalidValue(
                 f"target {_name(self.target)} is no column to learn from: its rule is classes, labels or target_bounds"
             )
+
+        if self.person == self.target or any(self.person in each for each in (self.bounds, self.categories)):
+            raise InvalidValue(f"person {_name(self.person or '')} is no column to learn from, nor the target")
+        if self.person in (self.columns or ()):
+            raise InvalidValue(f"person {_name(self.person or '')} is no column to learn from: take it out of columns")
 
     def check_header(self, header: Sequence[str]) -> None:
         """Refuses what is no header, and columns that cannot be told apart.
@@ -147,10 +154,10 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
         """The columns to learn from, in the order of the header, which is public and checked."""
         for key, said in (
             ("target", [self.target]), ("columns", self.columns), ("drop", self.drop), ("bounds", self.bounds),
-            ("categories", self.categories),
+            ("categories", self.categories), ("person", [self.person] if self.person is not None else ()),
         ):  # fmt: skip
             check_known(key, said or (), header)
-        left_out = {self.target, *(self.drop or ())}
+        left_out = {self.target, self.person, *(self.drop or ())}
         chosen = [name for name in header if name not in left_out and (self.columns is None or name in self.columns)]
         if not chosen:
             raise InvalidValue("no column is left to learn from")

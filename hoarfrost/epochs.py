@@ -63,8 +63,8 @@ def epoch_of(step: int, sample_rate: float) -> int:
     return epoch
 
 
-def rate_of(size: int, batch_size: float | None, sample_rate: float | None) -> float:
-    """The sampling rate, from the one of both that was given.
+def rate_of(size: int, batch_size: float | None, sample_rate: float | None, of: str = "examples") -> float:
+    """The sampling rate, from the one of both that was given; ``of`` says what there are so many of.
 
     >>> rate_of(99, batch_size=10, sample_rate=None) == 10 / 99
     True
@@ -82,7 +82,7 @@ def rate_of(size: int, batch_size: float | None, sample_rate: float | None) -> f
     validate.positive(batch_size=batch_size)
     if batch_size > size:
         raise InvalidValue(
-            f"batch_size {batch_size} is more than the {size} examples there are: an example takes part at most once "
+            f"batch_size {batch_size} is more than the {size} {of} there are: none of them takes part more than once "
             f"in a step, so choose a batch_size of at most {size}"
         )
     _check_rate(batch_size / size)

@@ -53,6 +53,8 @@ def make_private(
     loss_reduction: Reduction = "mean",
     max_physical_batch: int | None = None,
     views: int = 1,
+    person: Any = None,
+    per_person: int | None = None,
     batch_first: bool = True,
     accountant: budget.Accountant = "pld",
     seed: int | None = None,
@@ -79,6 +81,11 @@ def make_private(
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one (`Private.stepped` tells a scheduler whether there was a step).
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
+        person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor,
+            array or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs count people.
+        per_person: with ``person``: a drawn person brings up to so many of their rows, drawn anew each time, whose
+            gradients are averaged before clipping. Memory is needed as if everybody brought so many. Whose a row is
+            follows from its place: batches must reach the model whole and in the order in which the loader gives them.
         batch_first: False if examples lie along the second dimension of the model's inputs.
         seed: for experiments: the noise can then be subtracted by anyone who knows the seed.
         ledger: the data set's `budget.Ledger`, or its path: the whole run is admitted there before an example is read,
@@ -96,9 +103,9 @@ def make_private(
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
-        example, where `Private.epsilon` says epsilon(t), if the loss treats examples independently
-        (`check_independence`) and evaluation on private data is not released. A calibrated run refuses steps beyond
-        those it was calibrated for.
+        example (with ``person``: one person with all their rows), where `Private.epsilon` says epsilon(t), if the loss
+        treats examples independently (`check_independence`) and evaluation on private data is not released. A
+        calibrated run refuses steps beyond those it was calibrated for.
 
     >>> import torch
     >>> data = torch.utils.data.TensorDataset(torch.randn(500, 3), torch.randint(2, (500,)))
@@ -117,12 +124,12 @@ def make_private(
     parameters = trained_parameters(model, optimizer)
     loader = PoissonLoader(
         data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
-        batch_first=batch_first, seed=seed,
+        person=person, per_person=per_person, batch_first=batch_first, seed=seed,
     )  # fmt: skip
     rate, earlier = loader.poisson.sample_rate, snapshots(after)
     plan = Plan.solve(
         size=loader.poisson.size, sample_rate=rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
-        noise_multiplier=noise_multiplier, accountant=accountant,
+        noise_multiplier=noise_multiplier, accountant=accountant, unit=loader.unit,
         releases=planned_releases(freeze, data, model, parameters, rate),
     )  # fmt: skip
     if plan.delta_advice:
@@ -161,6 +168,10 @@ def assemble(
         raise NotPrivate(
             f"the loader draws examples with probability {loader.poisson.sample_rate}, and the plan accounts for "
             f"{plan.sample_rate}: make both with the same rate"
+        )
+    if loader.unit != plan.unit:
+        raise NotPrivate(
+            f"the loader draws {loader.unit} at a time, and the plan is for {plan.unit}: make both for one"
         )
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
@@ -207,9 +218,11 @@ def _inspect_first_batch(private: Private, loss: LossFunction) -> None:
     loader, engine = private.loader, private.optimizer.engine
 
     def inspect(batch: Any, chunk: Chunk) -> None:
-        if chunk.examples >= 3 and examine_first(
-            private.model, batch, loss, rows=chunk.examples * loader.views, views=loader.views,
-            loss_reduction=engine.loss_reduction, batch_first=loader.batch_first,
+        rows = chunk.rows(loader.views)
+        # A person's rows must not meet in the loss either: each is looked at by itself.
+        if rows >= 3 * loader.views and examine_first(
+            private.model, batch, loss, rows=rows, views=loader.views, loss_reduction=engine.loss_reduction,
+            batch_first=loader.batch_first,
         ):  # fmt: skip
             loader.inspect = None
 

@@ -34,7 +34,8 @@ class Query:
     Guarantees:
         What `sum` returns is one of ``event.steps`` Gaussian releases with the event's noise multiplier and sampling
         rate, and nothing else leaves: every example's numbers are computed from that example alone, clipped to the
-        bound, summed and noised. The model's weights, buffers and gradients are as before.
+        bound, summed and noised. Where the unit is a person, people are drawn, and the mean over a person's rows (at
+        most as many as in a step) is clipped. The model's weights, buffers and gradients are as before.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Query:
 
     @property
     def expected_batch(self) -> float:
-        """How many examples a sum is expected to be over: a public constant."""
+        """How many examples, or people, a sum is expected to be over: a public constant."""
         return self._poisson.expected_batch
 
     def sum(self, compute: Compute, *, size: int, bound: float) -> Tensor:
@@ -75,9 +76,12 @@ class Query:
         device = next(self._model.parameters()).device
         total = torch.zeros(size, dtype=torch.float64, device=device)
         with self._unchanged() as put_back, self._paused():
-            for batch in self._loader.one_by_one(self._poisson):
-                total += _clipped(compute(self._model, batch), size, clipping).to(total)
-                put_back()  # or one example would have a say in what is computed from the next
+            for rows in self._loader.one_by_one(self._poisson):
+                found = torch.zeros_like(total)
+                for row in rows:  # one, or a person's
+                    found += _checked(compute(self._model, row), size).to(total) / len(rows)
+                    put_back()  # or one example would have a say in what is computed from the next
+                total += _clipped(found, clipping)
         total = total.float()
         self._noise.add_([total], clipping.stds(self.event.noise_multiplier)[0])
         return total
@@ -120,11 +124,14 @@ class Query:
         yield from self._model.named_buffers()
 
 
-def _clipped(numbers: object, size: int, clipping: Clipping) -> Tensor:
+def _checked(numbers: object, size: int) -> Tensor:
     if not isinstance(numbers, Tensor) or numbers.shape != (size,):
         got = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         raise InvalidValue(f"a query's compute returns {size} numbers for every example, got {got}")
-    exact = numbers.detach().double()
+    return numbers.detach()
+
+
+def _clipped(exact: Tensor, clipping: Clipping) -> Tensor:
     norm = exact.norm()
     # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
     return exact * clipping.factors(norm.view(1, 1)).squeeze() if norm < GONE else torch.zeros_like(exact)

@@ -94,7 +94,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
 
     @property
     def sample_rate(self) -> float:
-        """The probability with which each example takes part in a step."""
+        """The probability with which each example, or person, takes part in a step."""
         return self.plan.sample_rate
 
     @property
@@ -125,9 +125,10 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         """What was spent so far, at `delta`: 0 before the first step, infinite without noise.
 
         Guarantees:
-            An upper bound for everything the optimizer has released, for data sets that differ in one example that is
-            in one and not in the other, and for everything that earlier stages (``after=``) released. Restoring earlier
-            weights does not lower it. Other runs on the same data are not in it: they add up, and a ledger counts them.
+            An upper bound for everything the optimizer has released, for data sets that differ in one example (or one
+            person) that is in one and not in the other, and for everything that earlier stages (``after=``) released.
+            Restoring earlier weights does not lower it. Other runs on the same data are not in it: they add up, and a
+            ledger counts them.
         """
         return self.account.epsilon()
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.groups import Groups
 from hoarfrost.nested import map_tensors
 
 MISSED = (
@@ -41,14 +42,20 @@ class Chunk:
     """A part of a logical batch, as it is handed to the training loop.
 
     Args:
-        examples: how many examples it holds (each of them `views` rows). Private: nothing may be divided by it.
+        examples: how many examples, or people, it holds. Private: nothing may be divided by it.
         first: it opens its logical batch.
         last: it completes it: the optimizer's next step is a real one.
+        groups: whose its rows are; None where each example has `views` rows.
     """
 
     examples: int
     first: bool
     last: bool
+    groups: Groups | None = None
+
+    def rows(self, views: int) -> int:
+        """How many rows it has."""
+        return (self.groups or Groups(views)).rows_of(self.examples)
 
 
 @dataclass(eq=False)

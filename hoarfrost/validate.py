@@ -84,3 +84,17 @@ def whole(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidValue(f"{name} must be a whole number, 1 or above, got {value!r}")
+
+
+def is_id(value: object) -> bool:
+    """Whether a value tells whose something is: not None, NaN, an empty text, or what libraries write in their place.
+
+    >>> [is_id(value) for value in ("ann", 7, 0, None, float("nan"), " ", "NaN")]
+    [True, True, True, False, False, False, False]
+    """
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "nan", "none", "null", "<na>", "nat")
+    try:
+        return value is not None and bool(value == value)
+    except (TypeError, ValueError):  # a library's own sign for what is missing, which equals nothing
+        return False

@@ -40,6 +40,17 @@ def gradients(model: nn.Module, batch: Any, loss: Loss, *, views: int = 1, dim: 
     return result
 
 
+def people(model: nn.Module, batch: Any, loss: Loss, sizes: list[int], *, dim: int = 0) -> list[dict[str, Tensor]]:
+    """Each person's gradient: the mean over their own rows, which lie one after the other."""
+    by_row = gradients(model, batch, loss, dim=dim)
+    result = []
+    for size in sizes:
+        own, by_row = by_row[:size], by_row[size:]
+        result.append({name: sum(row[name] for row in own) / size for name in own[0]})
+    assert not by_row, "rows of nobody"
+    return result
+
+
 def norm(gradient: dict[str, Tensor]) -> float:
     """The Euclidean length of one example's whole gradient."""
     return sum(float(g.double().square().sum()) for g in gradient.values()) ** 0.5

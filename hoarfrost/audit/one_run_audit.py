@@ -39,9 +39,10 @@ def one_run(
 ) -> OneRunAudit:
     """Trains as the recipe says, with canaries in the data, and bounds epsilon from below.
 
-    About half of the canaries are included; they replace as many training examples, chosen at random. So the sampling
-    rate, the number of steps and the noise are the recipe's own, and so is the claim: `Private.epsilon` of this
-    training. A canary's score is its loss before training minus its loss afterwards.
+    About half of the canaries are included; they replace as many training examples, chosen at random (or people, with
+    all their rows, if the unit is a person: a canary is then a person with one row). So the sampling rate, the number
+    of steps and the noise are the recipe's own, and so is the claim: `Private.epsilon` of this training. A canary's
+    score is its loss before training minus its loss afterwards.
 
     Args:
         recipe: a `Recipe`, the name of a built-in one, or the path of a TOML file. Its seed, if it has one, also
@@ -76,15 +77,15 @@ def one_run(
     with surroundings(recipe):
         loss = losses.build(recipe.loss)
         splits = load(recipe.data, real_targets=loss.real_targets)
-        size = len(splits.train)
+        size = len(splits.train) if splits.people is None else len(splits.people.unique())
         if canaries >= 2 * size:
+            of = "training examples" if splits.people is None else "people"
             raise InvalidValue(
-                f"half of {canaries} canaries would replace more than the {size} training examples: "
-                f"choose fewer than {2 * size}"
+                f"half of {canaries} canaries would replace more than the {size} {of}: choose fewer than {2 * size}"
             )
         canary_set = make_canaries(splits, canaries)
         included = _coin_flips(canaries, recipe.privacy.seed)
-        mixed = replace(splits, train=_with_canaries(splits.train, canary_set, included))
+        mixed = _with_canaries(splits, canary_set, included)
         parts = Parts.build(recipe, device_for(device), splits=mixed)
         # The number of examples is taken to be public, but here it reveals how many canaries are included. The plan,
         # with its sampling rate and its divisor of noisy sums, is therefore made for the number without canaries.
@@ -142,12 +143,18 @@ def _coin_flips(number: int, seed: int | None) -> Tensor:
     return torch.frombuffer(stream.read(number, stream.next_draw(), chunk=0), dtype=torch.uint8) % 2 == 1
 
 
-def _with_canaries(examples: TensorDataset, canary_set: TensorDataset, included: Tensor) -> TensorDataset:
-    """The training set with canaries in it; its expected size is the old one."""
-    kept = torch.randperm(len(examples))[len(canary_set) // 2 :]
-    return TensorDataset(
-        *(torch.cat([a[kept], b[included]]) for a, b in zip(examples.tensors, canary_set.tensors, strict=True))
-    )
+def _with_canaries(splits: data.Splits, canary_set: TensorDataset, included: Tensor) -> data.Splits:
+    """The data set with canaries in what is trained on; its expected number of examples, or people, is the old one."""
+    people = splits.people
+    if people is None:
+        kept = torch.randperm(len(splits.train))[len(canary_set) // 2 :]
+    else:
+        everybody = people.unique()
+        staying = everybody[torch.randperm(len(everybody))[len(canary_set) // 2 :]]
+        kept = torch.isin(people, staying).nonzero().squeeze(1)
+        people = torch.cat([people[kept], int(everybody.max()) + 1 + torch.arange(int(included.sum()))])
+    pairs = zip(splits.train.tensors, canary_set.tensors, strict=True)
+    return replace(splits, train=TensorDataset(*(torch.cat([a[kept], b[included]]) for a, b in pairs)), people=people)
 
 
 @torch.no_grad()

@@ -33,17 +33,25 @@ class SamplingAudit(Audit):
     rate_measured: float
     batch_variance_ratio: float  # variance of the batch size, over that of Poisson sampling
     record_variance_ratio: float  # the same for how often each record was drawn
+    unit: str = "one example"  # what a record is
 
     def figures(self) -> tuple[str, ...]:
         return (
-            f"sampling audit: {self.steps} batches from {self.records} records",
+            f"sampling audit: {self.steps} batches from {self.records} records, each {self.unit}",
             f"sampling rate {self.sample_rate:.6g} claimed, {self.rate_measured:.6g} measured",
             f"variance over that of Poisson sampling: {self.batch_variance_ratio:.3f} for batch sizes, "
             f"{self.record_variance_ratio:.3f} for how often a record is drawn",
         )
 
 
-def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed: int | None = None) -> SamplingAudit:
+def sampling(
+    *,
+    sample_rate: float,
+    records: int = 1000,
+    steps: int = 500,
+    per_person: int | None = None,
+    seed: int | None = None,
+) -> SamplingAudit:
     """Draws batches from the real loader and compares them with Poisson sampling.
 
     Batches of a fixed size have no variance; in batches from a shuffled data set all records are drawn equally often;
@@ -52,6 +60,7 @@ def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed:
     Args:
         sample_rate: q, the accounted one.
         records, steps: how many records there are, and how many batches are drawn.
+        per_person: records are people with several rows, of whom each brings so many at most, as in `make_private`.
         seed: repeats the batches, for experiments.
 
     Guarantees:
@@ -69,19 +78,30 @@ def sampling(*, sample_rate: float, records: int = 1000, steps: int = 500, seed:
             f"{records} records and {steps} steps are too few at sampling rate {sample_rate:g}: "
             f"give at least {math.ceil(1 / sample_rate)} of both"
         )
-    loader = PoissonLoader(Examples(torch.arange(records)).loader(), sample_rate=sample_rate, steps=steps, seed=seed)
+    own = np.ones(records, np.int64) if per_person is None else np.arange(records) % (2 * per_person) + 1
+    owner = np.repeat(np.arange(records), own)  # of each row
+    loader = PoissonLoader(
+        Examples(torch.arange(len(owner))).loader(), sample_rate=sample_rate, steps=steps, seed=seed,
+        person=None if per_person is None else owner, per_person=per_person,
+    )  # fmt: skip
     sizes: list[int] = []
     drawn = np.zeros(records, np.int64)
-    repeated = False
+    repeated = unlike = False
     while loader.steps_drawn < steps:
         for batch in loader:
-            counts = np.bincount(batch.numpy(), minlength=records)
-            sizes.append(int(counts.sum()))
-            drawn += counts
-            repeated |= bool(counts.max() > 1)
+            rows = np.bincount(batch.numpy(), minlength=len(owner))
+            repeated |= bool(rows.max() > 1)
+            brought = np.bincount(owner, weights=rows, minlength=records)
+            there = brought > 0
+            unlike |= bool((brought[there] != np.minimum(own, per_person or 1)[there]).any())
+            sizes.append(int(there.sum()))
+            drawn += there
     batch_sizes = np.array(sizes)
+    alarms = [*_faults(batch_sizes, drawn, repeated, sample_rate)]
+    if unlike and not repeated:
+        alarms.append(f"a person brings another number of rows than all they have, or {per_person} of them")
     return SamplingAudit(
-        alarms=tuple(_faults(batch_sizes, drawn, repeated, sample_rate)),
+        alarms=tuple(alarms), unit=loader.unit,
         sample_rate=sample_rate, records=records, steps=steps, rate_measured=float(drawn.sum() / (records * steps)),
         batch_variance_ratio=_variance_ratio(batch_sizes, records, sample_rate),
         record_variance_ratio=_variance_ratio(drawn, steps, sample_rate),

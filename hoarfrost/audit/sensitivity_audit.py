@@ -74,10 +74,12 @@ class SensitivityAudit(Audit):
     pairs: int  # of neighbouring batches
     ratio: float  # the largest measured sensitivity over the stated one; infinite if a release was not finite
     worst_pair: str  # for which the ratio was the largest
+    unit: str = "one example"  # in which neighbouring batches differ
 
     def figures(self) -> tuple[str, ...]:
         return (
-            f"sensitivity audit: {self.clip}, {self.model}, {self.freeze}, {self.pairs} pairs of neighbouring batches",
+            f"sensitivity audit: {self.clip}, {self.model}, {self.freeze}, {self.pairs} pairs of neighbouring batches, "
+            f"{self.unit} apart",
             f"measured sensitivity {self.ratio:.6g} times the stated one ({self.worst_pair})",
         )
 
@@ -90,6 +92,7 @@ def sensitivity(
     loss: Callable[[Tensor], Tensor] | None = None,
     freeze: Freezing = Freezing(),  # noqa: B008 - has no state
     views: int = 1,
+    per_person: int | None = None,
     max_physical_batch: int | None = None,
     rounds: int = 2,
     seed: int = 0,
@@ -104,7 +107,9 @@ def sensitivity(
             dropout would add differences of its own.
         loss: the mean loss over a batch, of the model's output alone; by default the sum of an example's outputs.
         freeze: what is frozen; with the default model, gradients on frozen coordinates are tried as well.
-        views, max_physical_batch: as for `make_private`.
+        views, per_person, max_physical_batch: as for `make_private`. With ``per_person``, everybody has one row to
+            one more than so many, all of them hostile in the same way, and neighbouring batches differ in a whole
+            person.
         rounds: how many sets of batches are generated.
         seed: of the generated examples.
 
@@ -138,7 +143,7 @@ def sensitivity(
 
     sums = _clipped_sums(
         audited, one, neighbours, loss or _sum_of_outputs, options, views=views,
-        max_physical_batch=max_physical_batch, device=device,
+        per_person=per_person, max_physical_batch=max_physical_batch, device=device,
     )  # fmt: skip
     ratios = [(_ratio(sums[base], sums[more], clipping), pair) for pair, base, more in neighbours.pairs]
     ratio, worst = max(ratios, key=lambda found: found[0])
@@ -146,7 +151,7 @@ def sensitivity(
     return SensitivityAudit(
         alarms=(alarm,) if ratio > 1 + (TOLERANCE if model is None else TOLERANCE_OF_NETWORKS) else (),
         clip=str(clip), model=name, freeze=freeze.name, sensitivity=clipping.bounds,
-        pairs=len(ratios), ratio=ratio, worst_pair=worst,
+        pairs=len(ratios), ratio=ratio, worst_pair=worst, unit="one example" if per_person is None else "one person",
     )  # fmt: skip
 
 
@@ -215,18 +220,28 @@ def _clipped_sums(
     options: dict[str, Any],
     *,
     views: int,
+    per_person: int | None,
     max_physical_batch: int | None,
     device: torch.device | str,
 ) -> dict[Batch, list[Tensor]]:
     """What the real step releases for each batch: [coordinates] for each block, and [1] for each statistic."""
     batches = list(dict.fromkeys(batch for _, base, more in neighbours.pairs for batch in (base, more)))
-    examples = Examples(torch.stack(neighbours.rows).to(device))
-    scripted = _Scripted(sample_rate=1.0, size=len(examples), script=iter(batches))
+    size = len(neighbours.rows)
+    owner = [
+        number for number in range(size) for _ in range(1 if per_person is None else 1 + number % (per_person + 1))
+    ]
+    examples = Examples(torch.stack(neighbours.rows)[owner].to(device))
+    scripted = _Scripted(sample_rate=1.0, size=size, script=iter(batches))
     # The expected batch is far larger than any batch here, so that a division by the actual size would show.
+    loader = PoissonLoader(
+        examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch,
+        person=None if per_person is None else owner, per_person=per_person,
+    )  # fmt: skip
     private = assemble(
         model, NoOpOptimizer(model.parameters()),
-        PoissonLoader(examples.loader(), poisson=scripted, views=views, max_physical_batch=max_physical_batch),
-        Plan(size=len(examples), sample_rate=1.0, noise_multiplier=0.0, delta=0.5, steps=LENGTH), clip=clip, **options,
+        loader,
+        Plan(size=size, sample_rate=1.0, noise_multiplier=0.0, delta=0.5, steps=LENGTH, unit=loader.unit),
+        clip=clip, **options,
     )  # fmt: skip
     seen = LastRelease()
     private.observe(seen)

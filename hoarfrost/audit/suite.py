@@ -74,7 +74,10 @@ def run_suite(
         run = parts.prepare(parts.solve(**changes))
         # A rate below 1e-4 would take too long to measure: the same code is tested at a larger one.
         rate = max(run.private.sample_rate, 1e-4)
-        yield sampling(sample_rate=rate, records=sufficient_size(rate), steps=sufficient_size(rate))
+        yield sampling(
+            sample_rate=rate, records=sufficient_size(rate), steps=sufficient_size(rate),
+            per_person=recipe.privacy.per_person,
+        )  # fmt: skip
         yield from _steps(run)
     if canaries is not None:
         yield one_run(recipe, canaries=canaries, ledger=ledger, device=device)
@@ -88,13 +91,15 @@ def _steps(run: Prepared) -> Iterator[Audit]:
 
 def _steps_clipped_by(clip: AsInRun, run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
-    yield sensitivity(clip=clip, device=run.device)
+    per_person = recipe.privacy.per_person
+    yield sensitivity(clip=clip, per_person=per_person, device=run.device)
     plain = networks.build(recipe.model, run.splits, run.loss.outputs(run.splits.classes))
     freeze = _freezing(run)
     if run.splits.train.tensors[0].is_floating_point():
         yield sensitivity(
             clip=clip, model=plain, shape=run.splits.shape, loss=_with_fixed_target(run.loss), freeze=freeze,
-            views=recipe.loop.views, max_physical_batch=3 * recipe.loop.views, device=run.device,
+            views=recipe.loop.views, per_person=per_person,
+            max_physical_batch=3 * recipe.loop.views * (per_person or 1), device=run.device,
         )  # fmt: skip
     if private.noise_multiplier > 0:
         examples = run.splits.train.tensors[0]

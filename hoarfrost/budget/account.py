@@ -33,7 +33,7 @@ from hoarfrost.budget.ledger import Ledger
 from hoarfrost.budget.plan import Plan
 from hoarfrost.budget.snapshot import Counters, Snapshot
 from hoarfrost.budget.spent import Spent, new_id
-from hoarfrost.budget.statement import Statement
+from hoarfrost.budget.statement import PERSON, Statement
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 
@@ -80,6 +80,7 @@ class Account(Spent):
         self._open = 0  # reserved by this process, and neither taken nor known to be lost
         self._owner: int | None = os.getpid()  # the process whose counter this is; None for a copy
         for snapshot in after:
+            self._refuse_other_unit(snapshot)
             self._charges.learn(snapshot.counters, snapshot.releases, {*snapshot.counters, *snapshot.releases})
             self._seeded_before |= snapshot.seeded
         self._update()
@@ -230,8 +231,9 @@ class Account(Spent):
         """What is known now, to be kept with the weights."""
         known, seeded = self._known, self.seeded or self._seeded_before
         return Snapshot(
-            self.steps_taken, known.counters, known.releases, tuple(self._made), tuple(sorted(known.earlier)), seeded
-        )
+            self.steps_taken, known.counters, known.releases, tuple(self._made), tuple(sorted(known.earlier)), seeded,
+            unit=self.plan.unit,
+        )  # fmt: skip
 
     def restore(self, snapshot: Snapshot, *, releases_stand: bool = False) -> None:
         """Goes on from weights that a snapshot belongs to.
@@ -290,6 +292,7 @@ class Account(Spent):
     def learn(self, known: Snapshot | Counters) -> None:
         """Adds what somebody else knows of the steps charged for these weights; of a snapshot, its releases too."""
         if isinstance(known, Snapshot):
+            self._refuse_other_unit(known)
             self._charges.learn(known.counters, known.releases, known.earlier, own=self.id)
             self._seeded_before |= known.seeded
         else:
@@ -368,15 +371,25 @@ class Account(Spent):
     def _find(self, ledger: Ledger | Allowance | str | Path, what: str, admission: Any) -> tuple[Allowance, bool]:
         """The allowance for the steps, and whether it is new."""
         if isinstance(ledger, Allowance):
+            self._refuse_other_units_ledger(ledger.ledger)
             return ledger, False
         if self.steps is None:
             raise InvalidValue("a ledger needs to know how long the run is: give epochs= or steps=")
         ledger = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         ledger.refresh()
+        self._refuse_other_units_ledger(ledger)
         if ledger.find(self.run) is not None:
             return ledger.resume(self.run, ahead=admission.get("ahead", 1)), False
         rest = self.plan.event(max(1, self.steps - self.steps_taken))
         return ledger.admit(rest, run=self.run, what=what, seeded=self.seeded, **admission), True
+
+    def _refuse_other_units_ledger(self, ledger: Ledger) -> None:
+        if ledger.unit != self.plan.unit:
+            raise InvalidValue(
+                f"the ledger {ledger.path} is for {ledger.unit}, and this run is for {self.plan.unit}: what they spend "
+                "does not add up. Make a ledger for the run's unit (hoarfrost ledger create --unit), or train for the "
+                "ledger's"
+            )
 
     def _attach(self, allowance: Allowance) -> None:
         entry = allowance.entry
@@ -423,6 +436,15 @@ class Account(Spent):
             raise LedgerDamaged(
                 f"{known.steps} steps of the run {entry.run!r} are known, and its ledger has {entry.reserved}: it was "
                 "cut, or put back from an older copy"
+            )
+
+    def _refuse_other_unit(self, known: Snapshot) -> None:
+        """What was spent on examples says nothing of people who have several, and the other way round."""
+        if known.unit != self.plan.unit and (known.releases or any(event.steps for event in known.counters.values())):
+            raise InvalidValue(
+                f"what was spent on these weights was spent for {known.unit}, and this run is for {self.plan.unit}: no "
+                f"epsilon holds for both. Go on for {known.unit}"
+                + (", with person= and per_person=" if known.unit == PERSON else ", without person=")
             )
 
     def _check_owner(self) -> None:

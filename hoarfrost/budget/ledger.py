@@ -20,7 +20,7 @@ from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.calibration import steps as steps_within
 from hoarfrost.budget.entry import EARLIER_OWNER, Entry, code, now, who
 from hoarfrost.budget.events import Gaussian, gaussian_from_dict
-from hoarfrost.budget.statement import rounded_up
+from hoarfrost.budget.statement import EXAMPLE, check_unit, rounded_up
 from hoarfrost.epochs import check_steps
 from hoarfrost.errors import BudgetSpent, HoarfrostError, InvalidValue, LedgerDamaged
 
@@ -73,6 +73,7 @@ class Ledger:
         self.accountant: Accountant = "pld"
         self.keyed = self.seeded = False
         self.note = ""
+        self.unit = EXAMPLE
         if not os.path.isfile(self.path):  # not Path.is_file, which raises in a folder that may not be looked into
             raise InvalidValue(f"there is no ledger at {self.path}; make one with `hoarfrost ledger create`")
         vouched = self._journal.head_file()
@@ -92,6 +93,7 @@ class Ledger:
         key: bytes | None = None,
         seeded: bool = False,
         note: str = "",
+        unit: str = EXAMPLE,
     ) -> Ledger:
         """Makes a ledger with a budget; an ``epsilon`` of None records without a limit.
 
@@ -100,6 +102,8 @@ class Ledger:
                 for more: `privacy_filter` chooses it for the budget.
             key: the owner's secret. Whoever writes to the ledger then needs it.
             seeded: admit runs whose noise comes from a seed, and hides nothing from whoever knows it.
+            unit: for whom it is kept: "one example", or "one person". Runs for the other one are refused: what they
+                spend does not add up.
         """
         if epsilon is not None:
             validate.positive(epsilon=epsilon)
@@ -112,9 +116,11 @@ class Ledger:
         check_accountant(accountant)
         if not isinstance(note, str) or not isinstance(seeded, bool):
             raise InvalidValue("note is a text, and seeded is True or False")
+        check_unit(unit)
         first = {
             "kind": "create", "format": FORMAT, "epsilon": epsilon, "delta": delta, "accountant": accountant,
-            "keyed": key is not None, "seeded": seeded, "note": note, "who": who(), "code": code(), "at": now(),
+            "keyed": key is not None, "seeded": seeded, "note": note, "unit": unit, "who": who(), "code": code(),
+            "at": now(),
         }  # fmt: skip
         Journal(Path(path), key).create(first)
         return cls(path, key)
@@ -358,7 +364,9 @@ class Ledger:
             validate.positive(epsilon=record["epsilon"])
         _check_kinds(record, note=str, who=str, code=str, at=int, keyed=bool, seeded=bool)
         self.budget, self.delta, self.accountant = record["epsilon"], record["delta"], record["accountant"]
-        self.keyed, self.seeded, self.note = record["keyed"], record["seeded"], record["note"]
+        unit = record.get("unit", EXAMPLE)  # before there was a choice
+        check_unit(unit)
+        self.keyed, self.seeded, self.note, self.unit = record["keyed"], record["seeded"], record["note"], unit
 
     def _entry_after(self, record: Mapping[str, Any]) -> Entry:
         """The entry that the record makes or changes."""

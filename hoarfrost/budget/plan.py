@@ -10,7 +10,7 @@ from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_for
 from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
-from hoarfrost.budget.statement import Statement
+from hoarfrost.budget.statement import EXAMPLE, Statement, check_unit, counted
 from hoarfrost.epochs import check_steps, rate_of, steps_in
 from hoarfrost.errors import InvalidValue
 
@@ -50,13 +50,14 @@ class Plan:
     """N, sampling, steps, noise, delta, accountant, and the releases in addition to the steps. Made by `Plan.solve`.
 
     Args:
-        size: N, the number of examples.
-        sample_rate: q, the probability with which each example takes part in a step.
+        size: N, the number of examples, or of people.
+        sample_rate: q, the probability with which each of them takes part in a step.
         steps: how many steps the weights shall have in the end; None without a limit.
         taken: so many of them were taken before the plan was made.
         noise_multiplier: standard deviation of a step's noise over its sensitivity.
         epsilon: what the noise was calibrated for; None if the noise was stated instead.
         releases: in addition to the steps, with the step before which each is made.
+        unit: what is added or removed: "one example" or "one person".
     """
 
     size: int
@@ -68,6 +69,7 @@ class Plan:
     epsilon: float | None = None
     accountant: Accountant = "pld"
     releases: tuple[PlannedRelease, ...] = ()
+    unit: str = EXAMPLE
 
     def __post_init__(self) -> None:
         validate.whole(size=self.size)
@@ -76,6 +78,7 @@ class Plan:
         validate.finite(noise_multiplier=self.noise_multiplier)
         validate.probability(delta=self.delta)
         check_accountant(self.accountant)
+        check_unit(self.unit)
         validate.count(taken=self.taken)
         if self.steps is not None:
             check_steps(self.steps)
@@ -101,6 +104,7 @@ class Plan:
         releases: Iterable[PlannedRelease] = (),
         taken: int = 0,
         spent: Event | Iterable[Event] = (),
+        unit: str = EXAMPLE,
     ) -> Plan:
         """Turns epochs into steps, an expected batch into a sampling rate, and epsilon into noise.
 
@@ -111,6 +115,7 @@ class Plan:
             releases: further ones that the noise of the steps has to leave room for.
             taken, spent: steps that the weights already have, and what was spent on them: the noise is calibrated for
                 the remaining steps and the remaining budget.
+            unit: "one example", or "one person": then N counts people.
 
         Guarantees:
             With ``epsilon``, the steps, the releases and what was spent cost at most epsilon together. What was
@@ -122,7 +127,7 @@ class Plan:
         >>> plan.statement().epsilon <= 3.0
         True
         """
-        rate = rate_of(size, batch_size, sample_rate)
+        rate = rate_of(size, batch_size, sample_rate, counted(unit))
         validate.probability(delta=delta)
         if (epsilon is None) == (noise_multiplier is None):
             raise InvalidValue("give either epsilon= or noise_multiplier=")
@@ -148,7 +153,7 @@ class Plan:
             )
         return cls(
             size=size, sample_rate=rate, noise_multiplier=noise_multiplier, delta=delta, steps=steps, taken=taken,
-            epsilon=epsilon, accountant=accountant, releases=planned,
+            epsilon=epsilon, accountant=accountant, releases=planned, unit=unit,
         )  # fmt: skip
 
     @property
@@ -163,7 +168,7 @@ class Plan:
 
     @property
     def delta_advice(self) -> str | None:
-        """What to say about a delta that is too large for so many examples.
+        """What to say about a delta that is too large for so many examples, or people.
 
         >>> print(Plan(size=1500, sample_rate=0.1, noise_multiplier=1.0, delta=1e-2).delta_advice)
         delta 0.01 is not below 1/1500, one over the number of examples: it would allow one of them to be published \
@@ -172,8 +177,8 @@ outright
         if self.delta * self.size < 1:
             return None
         return (
-            f"delta {self.delta:g} is not below 1/{self.size}, one over the number of examples: it would allow one of "
-            "them to be published outright"
+            f"delta {self.delta:g} is not below 1/{self.size}, one over the number of {counted(self.unit)}: it would "
+            "allow one of them to be published outright"
         )
 
     def event(self, steps: int) -> Gaussian:
@@ -194,4 +199,4 @@ outright
         """What everything will have cost in the end: what was spent, ``steps`` more (the rest by default), releases."""
         steps = steps if steps is not None else max(0, (self.steps or 0) - self.taken)
         events = (*gathered(spent), self.event(steps), *(release.event for release in self.releases))
-        return Statement.of(events, self.delta, self.accountant)
+        return Statement.of(events, self.delta, self.accountant, unit=self.unit)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hoarfrost import validate
 from hoarfrost.budget.events import Gaussian, Release, from_dict, gaussian_from_dict
+from hoarfrost.budget.statement import EXAMPLE, check_unit
 
 Counters = Mapping[str, Gaussian]
 
@@ -23,6 +24,7 @@ class Snapshot:
         made: for each planned release its id; None where it was not made yet.
         earlier: of the counters and releases, the ids of those that belong to earlier stages of the weights.
         seeded: some of the noise can be repeated from a seed.
+        unit: for what it was spent: one example, or one person.
     """
 
     steps_taken: int
@@ -31,6 +33,7 @@ class Snapshot:
     made: tuple[str | None, ...] = ()
     earlier: tuple[str, ...] = ()
     seeded: bool = False
+    unit: str = EXAMPLE
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -41,6 +44,7 @@ class Snapshot:
             "made": list(self.made),
             "earlier": list(self.earlier),
             "seeded": self.seeded,
+            "unit": self.unit,
         }
 
     @classmethod
@@ -53,6 +57,7 @@ class Snapshot:
         earlier, seeded = facts.get("earlier", ()), facts.get("seeded", False)
         if not {*earlier} <= {*facts["counters"], *facts["releases"]} or not isinstance(seeded, bool):
             raise ValueError("what it says of earlier stages cannot be")
+        check_unit(facts.get("unit", EXAMPLE))
         return cls(
             steps_taken=facts["steps_taken"],
             counters={str(id): gaussian_from_dict(event) for id, event in facts["counters"].items()},
@@ -60,4 +65,5 @@ class Snapshot:
             made=tuple(facts["made"]),
             earlier=tuple(map(str, earlier)),
             seeded=seeded,
+            unit=facts.get("unit", EXAMPLE),  # before there was a choice
         )

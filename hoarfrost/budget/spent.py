@@ -79,7 +79,7 @@ class Spent:
     def _statement(self, *more: Event) -> Statement:
         found = Statement.of(
             by_kind((*self.stage_events(), *more)), self.plan.delta, self.plan.accountant,
-            before=self._known.events(earlier=True), seeded=self.seeded or self._seeded_before,
+            before=self._known.events(earlier=True), seeded=self.seeded or self._seeded_before, unit=self.plan.unit,
         )  # fmt: skip
         return found if self.allowance is not None else replace(found, notes=(ALONE,))
 

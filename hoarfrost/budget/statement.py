@@ -8,10 +8,13 @@ from decimal import ROUND_CEILING, Context, Decimal
 from hoarfrost.budget.accountant import Accountant, check_accountant
 from hoarfrost.budget.accountant import epsilon as epsilon_of
 from hoarfrost.budget.events import Event, Unprotected, by_kind, gathered
+from hoarfrost.errors import InvalidValue
 from hoarfrost.validate import not_negative, probability
 
 SEEDED = "This run was seeded: its noise can be drawn again and taken off. It must not be released."
 ALONE = "This epsilon is this run's alone: runs on the same data add up, unless one ledger holds them all."
+EXAMPLE, PERSON = "one example", "one person"
+"""What is added or removed: the units that a guarantee can be for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,7 @@ class Statement:
     releases: tuple[Event, ...]
     seeded: bool = False
     relation: str = "add or remove one"
-    unit: str = "one example"
+    unit: str = EXAMPLE
     stages: tuple[tuple[Event, ...], tuple[Event, ...]] | None = None  # the releases before this stage, and in it
     notes: tuple[str, ...] = ()  # what else is to be said, as far as epsilon does not depend on it
 
@@ -48,7 +51,7 @@ class Statement:
         accountant: Accountant = "pld",
         *,
         seeded: bool = False,
-        unit: str = "one example",
+        unit: str = EXAMPLE,
         before: Iterable[Event] = (),
     ) -> "Statement":
         """The statement about these releases, and those that earlier stages of the same weights made ``before``."""
@@ -122,3 +125,18 @@ def rounded_up(epsilon: float) -> str:
     if math.isinf(epsilon):
         return "inf"
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon))):g}"
+
+
+def check_unit(unit: object) -> None:
+    """Refuses what is not a unit."""
+    if unit not in (EXAMPLE, PERSON):
+        raise InvalidValue(f'unit is "{EXAMPLE}" or "{PERSON}", got {unit!r}')
+
+
+def counted(unit: str) -> str:
+    """What there are several of.
+
+    >>> counted("one person")
+    'people'
+    """
+    return "people" if unit == PERSON else "examples"

@@ -27,6 +27,13 @@ class Accountant(StrEnum):
     filter = "filter"
 
 
+class Unit(StrEnum):
+    """What is added or removed."""
+
+    example = "example"
+    person = "person"
+
+
 @app.command()
 def create(
     path: Where,
@@ -45,6 +52,9 @@ def create(
     ] = None,
     allow_seeded: Annotated[bool, typer.Option("--allow-seeded", help="Allow runs with seeded noise.")] = False,
     note: Annotated[str, typer.Option(help="A description of the data, shown to readers.")] = "",
+    unit: Annotated[
+        Unit, typer.Option(help="For whom the budget is kept; runs for the other are refused.")
+    ] = Unit.example,
 ) -> None:
     """Create a ledger for a data set."""
     from hoarfrost.budget import Ledger, make_key, read_key
@@ -56,14 +66,15 @@ def create(
     secret = None if key is None else make_key(key) if new_key else read_key(key)
     try:
         ledger = Ledger.create(
-            path, epsilon=epsilon, delta=delta, accountant=accountant.value, key=secret, seeded=allow_seeded, note=note
-        )
+            path, epsilon=epsilon, delta=delta, accountant=accountant.value, key=secret, seeded=allow_seeded,
+            note=note, unit=f"one {unit.value}",
+        )  # fmt: skip
     except HoarfrostError:
         if key is not None and new_key:
             key.unlink()  # of no use without the ledger
         raise
     limit = "no limit" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}"
-    print(f"created {path}: {limit} ({ledger.accountant} accountant)")
+    print(f"created {path}: {limit} ({ledger.accountant} accountant), for {ledger.unit}")
     if new_key:
         print(f"created {key}: this key is needed to write to the ledger; keep it secret")
     print(f"head {ledger.head}")

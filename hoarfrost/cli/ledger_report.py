@@ -63,6 +63,7 @@ class LedgerReport:
         report = {
             "path": str(ledger.path),
             "note": ledger.note,
+            "unit": ledger.unit,
             "budget": ledger.budget,
             "delta": ledger.delta,
             "accountant": ledger.accountant,
@@ -95,6 +96,7 @@ class LedgerReport:
         lines = [("ledger", line(str(ledger.path)))]
         lines += [("note", line(ledger.note))] if ledger.note else []
         lines += [("budget", ("no limit" if ledger.budget is None else f"epsilon {ledger.budget:g}") + about)]
+        lines += [("unit", ledger.unit)]
         infinite = math.isinf(self.epsilon)
         spent = "not private: something was released without noise" if infinite else None
         lines += [("spent", spent or f"epsilon {formatting.epsilon(self.epsilon)}")]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hoarfrost import validate
+
 Cell = str | float | bool | None  # None is a missing one
 Batch = list[Sequence[Cell]]  # a few rows, column by column
 
@@ -76,6 +78,15 @@ def places_of(cells: Sequence[Cell], values: Sequence[str]) -> npt.NDArray[np.in
     # "1.0" is how a class is written that some tool took for a real number.
     found = (place.get(text, place.get(_whole(text), -1)) for text in texts)
     return np.fromiter(found, np.int64, len(cells))
+
+
+def ids_of(cells: Sequence[Cell]) -> list[str]:
+    """Every cell as an id; empty for one that is missing. A number is the same id however it is written.
+
+    >>> ids_of([" ann ", 7, "7.0", None, float("nan")])
+    ['ann', '7', '7', '', '']
+    """
+    return [_whole(text_of(cell)) if validate.is_id(cell) else "" for cell in cells]
 
 
 def _whole(text: str) -> str:

@@ -25,6 +25,7 @@ class Splits:
     Args:
         unit: what a difference of 1 between real targets is in their own units: they may have been scaled.
         standardize: places in an example whose means and spreads the model is to learn by a private release.
+        people: whose each training example is [N], a number for each person; None where nobody is told to have several.
     """
 
     train: TensorDataset
@@ -32,6 +33,7 @@ class Splits:
     classes: int | None
     unit: float = 1.0
     standardize: tuple[int, ...] = ()
+    people: Tensor | None = None
 
     @classmethod
     def of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hoarfrost import validate
 from hoarfrost.columns import Category, Columns, Feature, Number, check_known, is_table
-from hoarfrost.data.cells import Batch, OpenTable, numbers_of, places_of
+from hoarfrost.data.cells import Batch, OpenTable, ids_of, numbers_of, places_of
 from hoarfrost.data.csv_files import open_csv
 from hoarfrost.data.parquet_files import open_parquet
 from hoarfrost.data.splits import Splits
@@ -25,6 +25,7 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import free_memory, line, shown, shown_path, size_of
 
 Mask = npt.NDArray[np.bool_]
+Ids = Sequence[str]  # of each row's person; empty texts where nobody asks whose it is
 
 
 def from_table(
@@ -43,7 +44,8 @@ def from_table(
         path: ends in .csv, .csv.gz or .parquet.
         columns: what the columns mean.
         test: another table with the same columns, to test on.
-        test_share: instead of ``test``: the share of the rows to test on (`rows_to_test`).
+        test_share: instead of ``test``: the share of the rows to test on (`rows_to_test`), or of the people with all
+            their rows (`people_to_test`) if the rules have a person.
         split_seed: a public number that decides which rows these are.
         separator: of the fields of a CSV file.
         standardize: the model is to standardise numeric columns by a private release (`freezing.PrivateScaling`).
@@ -71,12 +73,18 @@ def from_table(
     if test_share is not None:
         validate.probability(test_share=test_share)
         share = test_share
-        _add(parts, Path(path), separator, lambda first, count: rows_to_test(first, count, share, split_seed))
+
+        def is_test(first: int, ids: Ids) -> Mask:
+            if columns.person is not None:
+                return people_to_test(ids, share, split_seed)
+            return rows_to_test(first, len(ids), share, split_seed)
+
+        _add(parts, Path(path), separator, is_test)
     elif test is not None:
         if os.path.realpath(test) == os.path.realpath(path):
             raise InvalidValue("test is the file to train on: test figures would tell about private rows")
-        _add(parts, Path(path), separator, lambda first, count: np.zeros(count, dtype=bool))
-        _add(parts, Path(test), separator, lambda first, count: np.ones(count, dtype=bool))
+        _add(parts, Path(path), separator, lambda first, ids: np.zeros(len(ids), dtype=bool))
+        _add(parts, Path(test), separator, None)
     with file_errors(Path(path), "a table"):
         return parts.splits(standardize=standardize)
 
@@ -96,12 +104,24 @@ def rows_to_test(first: int, count: int, share: float, seed: int) -> Mask:
     return np.fromiter((_hash(seed, row) < limit for row in range(first, first + count)), bool, count)
 
 
-def _hash(seed: int, row: int) -> int:
+def people_to_test(ids: Sequence[str], share: float, seed: int) -> Mask:
+    """Which rows are test rows, where they are people's: all of a person's, or none; a person's with prob. ``share``.
+
+    A person's id alone decides, through a hash with the seed: no other person moves to the other side.
+
+    >>> people_to_test(["ann", "bob", "ann", "eve"], 0.5, seed=1).tolist()
+    [True, False, True, False]
+    """
+    limit = int(share * 2**64)
+    return np.fromiter((_hash(seed, f"person {id}") < limit for id in ids), bool, len(ids))
+
+
+def _hash(seed: int, what: object) -> int:
     """Below 2⁶⁴."""
-    return int.from_bytes(hashlib.sha256(f"hoarfrost split {seed} {row}".encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(f"hoarfrost split {seed} {what}".encode()).digest()[:8], "big")
 
 
-def _add(parts: _Parts, path: Path, separator: str, is_test: Callable[[int, int], Mask]) -> None:
+def _add(parts: _Parts, path: Path, separator: str, is_test: Callable[[int, Ids], Mask] | None) -> None:
     size_of(path, "data file")
     if not is_table(path.name):
         raise InvalidValue(f"{shown_path(path)} is neither a .csv, .csv.gz nor a .parquet file")
@@ -121,21 +141,33 @@ class _Parts:
     features: tuple[Feature, ...] = ()
     x: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))  # to train on, to test on
     y: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
+    people: list[int] = field(default_factory=list)  # whose each row to train on is
+    numbers: dict[str, int] = field(default_factory=dict)  # of people, by their id
     read: set[str] = field(default_factory=set)
     bytes: int = 0
 
-    def add(self, table: OpenTable, is_test: Callable[[int, int], Mask]) -> None:
-        """All rows of a table."""
+    def add(self, table: OpenTable, is_test: Callable[[int, Ids], Mask] | None) -> None:
+        """All rows of a table; without ``is_test``, all of them are test rows, and nobody asks whose they are."""
         self.rules.check_header(table.names)
         self.features = self.features or self.rules.features(table.names)
         wanted = [*(each.name for each in self.features), self.rules.target]
+        person = self.rules.person if is_test is not None else None
         # A test file may have them in another order, and others beside them.
         check_known("the recipe", wanted, table.names)
         row = 0
-        for *cells, targets in table.read(wanted):
-            tests = is_test(row, len(targets))
+        for *cells, targets, last in table.read([*wanted, person or self.rules.target]):
+            ids = [""] * len(targets) if person is None else ids_of(last)
+            if person is not None and not all(ids):
+                raise InvalidValue(
+                    f"a row has no id in the column {shown(line(person, 40))}: whose it is must be known, or what one "
+                    "person can change is not. Give it an id, one of its own if it is nobody else's, or take it out"
+                )
+            tests = np.ones(len(targets), dtype=bool) if is_test is None else is_test(row, ids)
             row += len(targets)
             y, usable = self._targets([targets])
+            self.people += [
+                self.numbers.setdefault(ids[place], len(self.numbers)) for place in np.flatnonzero(usable & ~tests)
+            ]
             # A row without a target is left out for its own sake, whatever the others are: that is no release.
             for side, mine in enumerate((usable & ~tests, usable & tests)):
                 x, readable = _examples(self.features, cells, mine)
@@ -181,7 +213,8 @@ class _Parts:
         numeric = tuple(place for place, each in enumerate(_layout(self.features)) if isinstance(each, Number))
         if standardize and not numeric:
             raise InvalidValue('scaling = "private" is for numeric columns, and no column has bounds')
-        return replace(splits, standardize=numeric if standardize else ())
+        people = None if self.rules.person is None else torch.tensor(self.people)
+        return replace(splits, standardize=numeric if standardize else (), people=people)
 
     def _feature(self, name: str) -> Feature:
         return next(each for each in self.features if each.name == name)

@@ -24,14 +24,15 @@ class Apart:
 
     def check(self, engine: Engine, losses: Tensor) -> None:
         """Refuses losses through which examples meet, in the first batches of a run."""
-        examples = len(losses) // engine.views
+        groups = engine.groups  # of the rows that the model ran on last
+        examples = groups.count(len(losses))
         if self._looks >= BATCHES or examples < 2 or not losses.requires_grad:
             return
         self._looks += 1
         generator = torch.Generator().manual_seed(self._looks)  # of its own: the run's random numbers stay the same
         half = torch.zeros(examples)
         half[torch.randperm(examples, generator=generator)[: examples // 2]] = 1
-        weights = half.repeat_interleave(engine.views)
+        weights = groups.spread(half)
         if len(weights) != len(losses):
             return  # the pass itself refuses them
         tried = engine.tried(losses, weights.to(losses))

@@ -13,6 +13,7 @@ from torch import Tensor
 from hoarfrost.clipping import Clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.clipped_sum import ClippedSum
+from hoarfrost.groups import Groups
 from hoarfrost.tickets import LogicalBatch, Ticket, Tickets
 
 THROUGH_THE_MODEL = (
@@ -43,10 +44,12 @@ class Run:
     """One run of the whole model: what is asked of it when its backward pass comes.
 
     Args:
+        groups: whose its rows are.
         part: which of the chunk's rows it was on, where it was not on all of them and that can be known.
         onward: gradients flow on through its inputs, into whatever made them.
     """
 
+    groups: Groups
     part: Part | None = None
     onward: bool = False
 
@@ -68,6 +71,7 @@ class BatchSums:
 
     def __init__(self, tickets: Tickets, views: int, begin: Callable[[], Clipping]) -> None:
         self.tickets, self.views = tickets, views
+        self.apart = Groups(views)  # each row stands for itself, or for an example with its other views
         self.ticket: Ticket | None = None  # of the chunk that the model runs on
         self._begin = begin
         self._noise_alone_told = False
@@ -81,7 +85,7 @@ class BatchSums:
     def open(self, inputs: Sequence[Tensor]) -> int | None:
         """The model is about to run on these tensors: finds the chunk that they are, and says how many rows it has."""
         self.ticket = self.tickets.open(inputs)
-        return None if self.ticket is None else self._rows(self.ticket)
+        return None if self.ticket is None else self.ticket.chunk.rows(self.views)
 
     def begin(
         self, rows: int, tensors: Sequence[Tensor] = (), dim: Callable[[Tensor], int | None] | None = None
@@ -94,12 +98,13 @@ class BatchSums:
         """
         ticket = self.ticket
         run = Run(
-            part=_part(tensors, rows, self._rows(ticket), dim) if dim is not None and ticket is not None else None,
+            groups=self._groups(rows),
+            part=None if dim is None or ticket is None else _part(tensors, rows, ticket.chunk.rows(self.views), dim),
             onward=any(t.grad_fn is not None for t in tensors),
         )
         if ticket is None or self.tickets.is_void(ticket):
             return run  # no training step: a backward pass is refused
-        if self.tickets.ahead and rows != self._rows(ticket):
+        if self.tickets.ahead and rows != ticket.chunk.rows(self.views):
             raise NotPrivate(
                 f"the loader has handed over several batches, and the model runs on {rows} rows, where the next batch "
                 "in turn has another number. With batches fetched ahead, run the model once on each batch, whole (not "
@@ -114,8 +119,10 @@ class BatchSums:
         self._total_of(ticket)
         return run
 
-    def _rows(self, ticket: Ticket) -> int:
-        return ticket.chunk.examples * self.views
+    def _groups(self, rows: int) -> Groups:
+        """Whose the rows of a run are, if it has so many; where that is not known (or nobody's), each for itself."""
+        known = None if self.ticket is None else self.ticket.chunk.groups
+        return known if known is not None and rows and known.rows == rows else self.apart
 
     def cover(self, ticket: Ticket | None, examples: int, run: Run | None) -> ClippedSum:
         """The sum that a backward pass over ``examples`` examples may add to; ``run`` is what it differentiates.
@@ -131,6 +138,13 @@ class BatchSums:
                 "tensors must fetch the same number of batches ahead throughout); use torch.no_grad() to evaluate."
             )  # fmt: skip
         if ticket.chunk.examples:
+            if ticket.chunk.groups not in (None, None if run is None else run.groups):
+                raise NotPrivate(
+                    "backward() over a part of a batch, or of the model, or over more rows than were drawn: whose its "
+                    "rows are cannot be known, and a person's are averaged before they are clipped. Run the whole "
+                    "model once on each batch that the loader gives, whole and in its order (a collate function must "
+                    "not drop rows); for smaller ones, use max_physical_batch=."
+                )
             self._refuse_other_rows(ticket, examples, run)
             if any(before is run for before in ticket.runs):
                 raise NotPrivate(
@@ -154,7 +168,7 @@ class BatchSums:
             )
         if other is not None:
             other.drop()  # a batch that was broken off: nothing of it is released
-        ticket.runs.append(run or Run())
+        ticket.runs.append(run or Run(self.apart))
         ticket.covered += examples
         ticket.used = ticket.covered >= ticket.chunk.examples
         total = self._total_of(ticket)
@@ -170,7 +184,8 @@ class BatchSums:
                 "backward() over more examples than were drawn in this batch, as torch.cat([a, b]) of two batches or "
                 "of two copies makes them: an example could count twice. Run the model on what the loader gives; for "
                 "larger steps, give make_private a larger batch_size= (and max_physical_batch=), for several "
-                "augmentations of an example, views=."
+                "augmentations of an example, views=. A wrapper around the loader that copies tensors must fetch the "
+                "same number of batches ahead throughout."
             )
         if self.views > 1 and examples != drawn and (part is None or part.start % self.views):
             raise NotPrivate(

@@ -34,13 +34,14 @@ from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.groups import Groups
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
 from hoarfrost.observers import Observer, Sums
 from hoarfrost.tickets import Ticket, Tickets
 
 Reduction = Literal["mean", "sum"]
-IN_A_BACKWARD_PASS = Run()
+IN_A_BACKWARD_PASS = Run(Groups(1))
 ROW_CHECKS = 3  # batches on which it is tried whether a clipping's rule works row by row
 
 
@@ -98,7 +99,8 @@ class Engine:
         self._loss_graph = LossGraph(loss_reduction)
         self._half_told = loss_reduction != "mean"
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
-        self.rows = 0  # examples × views in the forward pass that is running
+        self.rows = 0  # in the forward pass that is running
+        self.groups = self.sums.apart  # whose those are
         self.dims: Dims | None = None  # found on the first batch
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
@@ -279,7 +281,7 @@ class Engine:
     @contextmanager
     def running(self, rows: int, run: Run) -> Iterator[None]:
         """One run of the whole model on ``rows`` rows."""
-        self.rows, self._running = rows, run
+        self.rows, self.groups, self._running = rows, run.groups, run
         self.state.begin()
         try:
             yield
@@ -308,7 +310,10 @@ class Engine:
             self._losses = None
 
     def tried(self, losses: Tensor, weights: Tensor) -> list[list[Contribution]]:
-        """What a backward pass from ``losses`` with these weights would bring to each parameter; nothing is kept."""
+        """What a backward pass from ``losses`` with these weights would bring to each parameter; nothing is kept.
+
+        Of losses of another run than the last one nothing is told: their rows may be other people's than `groups` says.
+        """
         known, self._trial = set(self._passes), True
         try:  # not backward(): what is no part of the model must not be given a gradient
             torch.autograd.grad(losses, self._anchor, weights, retain_graph=True, allow_unused=True)
@@ -317,7 +322,8 @@ class Engine:
         finally:
             self._trial = False
             passes = [self._passes.pop(key) for key in self._passes.keys() - known]
-        return [parts for each in passes for parts in each.captured.values()]
+        found = [each for each in passes if each.call is None or each.call.groups is self.groups]
+        return [parts for each in found for parts in each.captured.values()]
 
     @property
     def active(self) -> bool:
@@ -372,7 +378,9 @@ class Engine:
             raise NotPrivate("one backward() over different numbers of examples: they cannot be matched")
         examples = counts.pop()
         empty = this_pass.ticket is not None and this_pass.ticket.chunk.examples == 0
-        if self._losses not in (None, 0 if empty else examples * self.views):
+        groups = self.sums.apart if this_pass.call is None else this_pass.call.groups
+        rows = groups.rows_of(examples)
+        if self._losses not in (None, 0 if empty else rows):
             raise NotPrivate(
                 "optimizer.backward(losses) has another number of losses than the model had rows, so that they cannot "
                 "be the losses of one example each. Hand over one loss for each row of the batch that the model ran "
@@ -385,13 +393,11 @@ class Engine:
             return  # an empty batch ran on a stand-in, of which nothing is kept
         if self._losses is None:
             chunk = this_pass.ticket.chunk
-            self._loss_graph.look(
-                examples * self.views, whole=chunk.first and chunk.last and examples == chunk.examples
-            )
-        # A mean over the batch divided every example's gradient by their number; K views' losses were added up K times.
-        mean = self.loss_reduction == "mean" and self._losses is None
-        scale = float(examples) if mean else 1 / self.views
+            self._loss_graph.look(rows, whole=chunk.first and chunk.last and examples == chunk.examples)
         device = next(iter(captured)).device
+        # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
+        mean = self.loss_reduction == "mean" and self._losses is None
+        scale = groups.scale(examples, mean, device)
         with torch.autocast(device.type, enabled=False):
             uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
             uses = self.encoding.encode(uses)
@@ -408,8 +414,9 @@ class Engine:
                 kept = usable.nonzero().squeeze(1)
                 self.dropped += examples - len(kept)
                 uses, factors = {name: use.take(kept) for name, use in uses.items()}, factors[kept]
+                scale = scale[kept] if isinstance(scale, Tensor) else scale
             captured.clear()
-            weights = (factors * scale).unbind(1)
+            weights = (factors * scale).to(factors.dtype).unbind(1)
             block_of = total.clipping.block_of
 
             def summed(name: str) -> Tensor:
@@ -418,7 +425,7 @@ class Engine:
             clipped: dict[str, Tensor] = {}
             if self.observers:
                 clipped = {name: summed(name) for name in uses}
-                whole = torch.full_like(weights[0], scale)
+                whole = (torch.ones_like(factors) * scale)[:, 0]
                 shown = Sums(
                     norms=norms,
                     factors=every_factor,

@@ -150,7 +150,7 @@ class Prober:
     def run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0) -> Seen:
         engine = self.engine
         model = engine.model
-        engine.seen, engine.rows = Seen(values), few.rows
+        engine.seen, engine.rows, engine.groups = Seen(values), few.rows, engine.sums.apart
         probe.seed_all(seed, probe.cuda_devices(model))
         kept.seed(seed)
         args, kwargs = few.arguments

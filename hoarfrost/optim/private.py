@@ -138,8 +138,9 @@ class PrivateOptimizer(Optimizer):
         """Differentiates one loss per example: in place of `loss.backward()`, where no mean can mix examples.
 
         Args:
-            losses: [rows], one for each row that the model ran on (examples x views): what torch's losses return with
-                ``reduction="none"``, and `hoarfrost.losses` for weighted classes, padded tokens and several labels.
+            losses: [rows], one for each row that the model ran on (examples x views, or all that people
+                brought): what torch's losses return with ``reduction="none"``, and `hoarfrost.losses` for weighted
+                classes, padded tokens and several labels.
 
         Guarantees:
             Losses are added up, and `loss_reduction` does not matter: nothing is divided by the size of the batch, or

@@ -46,6 +46,9 @@ class Data(Table):
             all are 0.
         columns: the columns to learn from; by default all but the target.
         drop: instead of ``columns``: the columns to leave out.
+        person: the column that says whose a row is, where a person may have several. The unit of privacy is then one
+            person with all their rows: people are drawn, not rows (``privacy.per_person``), and tested on with all
+            their rows or not at all. It is not learned from.
         scaling: "private" standardises numeric columns within their bounds, by a noisy release that is charged before
             training. By default they stay as the bounds scale them.
         scaling_noise: the noise multiplier of this release.
@@ -79,6 +82,7 @@ class Data(Table):
     ) = None
     columns: _Texts | None = None
     drop: _Texts | None = None
+    person: _Column | None = None
     scaling: Literal["private"] | None = None
     scaling_noise: Positive | None = None
     test: FilePath | None = None
@@ -97,6 +101,7 @@ class Data(Table):
         return Columns(
             target=self.target, bounds=self.bounds or {}, categories=self.categories or {}, classes=self.classes,
             labels=self.labels, target_bounds=self.target_bounds, columns=self.columns, drop=self.drop,
+            person=self.person,
         )  # fmt: skip
 
     @model_validator(mode="after")

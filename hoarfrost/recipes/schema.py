@@ -265,6 +265,9 @@ class Privacy(Table):
             private.
         batch_size: the expected number of examples in a step.
         sample_rate: instead of ``batch_size``: the probability with which each example takes part in a step.
+        per_person: with ``data.person``: a person takes part with up to so many of their rows, drawn anew each time,
+            whose gradients are averaged before they are clipped. ``batch_size``, ``sample_rate`` and ``epochs`` then
+            count people.
         epochs: the length of the run in epochs.
         steps: instead of ``epochs``: the length of the run in steps.
         accountant: how ε is computed: "pld" is nearly exact, "rdp" is Rényi accounting.
@@ -278,6 +281,7 @@ class Privacy(Table):
     noise_multiplier: NotNegative | None = None
     batch_size: Positive | None = None
     sample_rate: Rate | None = None
+    per_person: Annotated[int, checked(validate.whole, up_to(1000)), Label("whole number from 1 to 1000")] | None = None
     epochs: (
         Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Label("number above 0")]
         | None
@@ -358,6 +362,15 @@ class Recipe(Table):
     freeze: Freeze | None = None
     privacy: Privacy
     loop: Loop = Loop()
+
+    @model_validator(mode="after")
+    def _people_bring_rows(self) -> Recipe:
+        if (self.data.person is None) != (self.privacy.per_person is None):
+            raise InvalidValue(
+                "data.person (the column that says whose a row is) and privacy.per_person (the most rows of a person "
+                "that take part in a step) belong together"
+            )
+        return self
 
     @model_validator(mode="after")
     def _views_differ(self) -> Recipe:

@@ -4,7 +4,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hoarfrost.groups import Groups
 from hoarfrost.noise import Keystream
+from hoarfrost.sampling.people import People
 from hoarfrost.sampling.poisson import Poisson
 from hoarfrost.tickets import Chunk
 
@@ -22,16 +24,30 @@ class Draws:
     steps: int
     chunk_examples: int | None
     views: int
+    people: People | None = None
     waiting: deque[Chunk] = field(default_factory=deque)
     handed_over: int = 0  # whole batches
     between_batches: bool = True
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):
-            examples = self.poisson.draw(self.stream).tolist()
-            most = self.chunk_examples or max(1, len(examples))
-            for start in range(0, max(1, len(examples)), most):
-                part = examples[start : start + most]
-                self.waiting.append(Chunk(examples=len(part), first=start == 0, last=start + most >= len(examples)))
+            drawn = brought(self.poisson, self.people, self.stream)
+            most = self.chunk_examples or max(1, len(drawn))
+            for start in range(0, max(1, len(drawn)), most):
+                part = drawn[start : start + most]
+                first, last = start == 0, start + most >= len(drawn)
+                self.waiting.append(Chunk(examples=len(part), first=first, last=last, groups=self._groups(part)))
                 if part:
-                    yield [index for index in part for _ in range(self.views)]
+                    yield [row for rows in part for row in rows for _ in range(self.views)]
+
+    def _groups(self, part: list[list[int]]) -> Groups | None:
+        """Whose the rows of a chunk are, where that does not follow from the number of views."""
+        if self.people is None or self.people.per_person == 1:
+            return None
+        return Groups(self.people.per_person * self.views, [len(rows) * self.views for rows in part])
+
+
+def brought(poisson: Poisson, people: People | None, stream: Keystream) -> list[list[int]]:
+    """The rows of one step's batch, for each example (one row) or each person that was drawn."""
+    drawn = poisson.draw(stream).tolist()
+    return [[row] for row in drawn] if people is None else people.bring(drawn, stream)

@@ -13,11 +13,11 @@ from hoarfrost.epochs import first_step
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
-from hoarfrost.sampling.draws import Draws
+from hoarfrost.sampling.draws import Draws, brought
 from hoarfrost.sampling.empty import empty_batch
 from hoarfrost.sampling.order import refuse_reordering
 from hoarfrost.sampling.poisson import Poisson
-from hoarfrost.sampling.source import loader_settings, poisson_of
+from hoarfrost.sampling.source import loader_settings, people_of, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
 
 _END = object()
@@ -49,9 +49,11 @@ class PoissonLoader:
         sample_rate: q, instead of `batch_size`.
         poisson: what draws the batches, instead of either.
         steps: how many batches the whole run may have; None for no limit.
-        max_physical_batch: the most rows (examples x views) in one chunk.
+        max_physical_batch: the most rows in one chunk: as many examples (or people) as fit if each has all its rows.
         views: how often each drawn example is fetched, in neighbouring rows: random augmentation differs each
             time.
+        person, per_person: an id for each row, and the most rows of a person: people are drawn, not rows (`People`).
+            A drawn person's rows are neighbours.
         batch_first: where the examples lie in a batch's tensors; see `empty_batch`.
         seed: makes the batches repeatable, whatever the number of workers; for experiments only.
         on_chunk: called with a `Chunk` in this process, right before that chunk is yielded.
@@ -59,9 +61,9 @@ class PoissonLoader:
             it is handed over. If it raises, the batch is not handed over.
 
     Guarantees:
-        Each record is in each batch with probability q, independently. At most `steps` logical batches are ever
-        completed. No batch is dropped for being empty, none is cut short for being large, and workers that
-        run ahead change nothing.
+        Each record (with ``person``, each person) is in each batch with probability q, independently. At most `steps`
+        logical batches are ever completed. No batch is dropped for being empty, none is cut short for being large, and
+        workers that run ahead change nothing.
 
     >>> from torch.utils.data import TensorDataset
     >>> loader = PoissonLoader(TensorDataset(torch.arange(100)), batch_size=20, steps=8, seed=1)
@@ -81,6 +83,8 @@ class PoissonLoader:
         steps: int | None = None,
         max_physical_batch: int | None = None,
         views: int = 1,
+        person: Any = None,
+        per_person: int | None = None,
         batch_first: bool = True,
         seed: int | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
@@ -96,17 +100,21 @@ class PoissonLoader:
             validate.whole(steps=steps)
         if max_physical_batch is not None:
             validate.whole(max_physical_batch=max_physical_batch)
-            if max_physical_batch < views:
-                raise InvalidValue(
-                    f"max_physical_batch={max_physical_batch} cannot hold the {views} views of one "
-                    f"example, which stay together: allow at least {views}"
-                )
-        self.poisson = poisson or poisson_of(data, batch_size, sample_rate)
+        self.people = people_of(data, person, per_person)
+        together = views if self.people is None else views * self.people.per_person
+        if max_physical_batch is not None and max_physical_batch < together:
+            whose = "views of one example" if self.people is None else "rows of one person"
+            raise InvalidValue(
+                f"max_physical_batch={max_physical_batch} cannot hold the {together} {whose}, which stay together: "
+                f"allow at least {together}"
+            )
+        self.poisson = poisson or poisson_of(data, batch_size, sample_rate, self.people)
         self.dataset: Any = data.dataset if isinstance(data, DataLoader) else data
         self.steps = steps
         self.steps_drawn = 0
         self.max_physical_batch = max_physical_batch
         self.views = views
+        self._together = together  # the most rows that an example, or a person, has
         self.batch_first = batch_first
         self.on_chunk = on_chunk
         self.on_batch = on_batch
@@ -144,12 +152,13 @@ class PoissonLoader:
         chunks = "" if self.max_physical_batch is None else f", max_physical_batch={self.max_physical_batch}"
         views = "" if self.views == 1 else f", views={self.views}"
         steps = f"{self.steps_drawn} steps drawn" + ("" if self.steps is None else f" of {self.steps}")
+        of = self.poisson.size if self.people is None else f"{len(self.dataset)} rows of {len(self.people)} people"
         name = type(self.dataset).__name__
-        return f"PoissonLoader({name} of {self.poisson.size}, batch_size={self.batch_size:g}{views}{chunks}; {steps})"
+        return f"PoissonLoader({name} of {of}, batch_size={self.batch_size:g}{views}{chunks}; {steps})"
 
     @property
     def batch_size(self) -> float:
-        """The expected number of examples in a step, q·N: a whole number where one was asked for."""
+        """The expected number of examples, or people, in a step, q·N: a whole number where one was asked for."""
         expected = self.poisson.expected_batch
         return round(expected) if math.isclose(expected, round(expected), rel_tol=1e-9) else expected
 
@@ -182,12 +191,20 @@ class PoissonLoader:
         self._paid = False  # what was charged for a batch that was not handed over is lost
         self.tickets.clear()
 
-    def one_by_one(self, poisson: Poisson) -> Iterator[Any]:
-        """A Poisson batch of its own, each example collated alone; no part of any epoch, and it counts as no step."""
+    @property
+    def unit(self) -> str:
+        """What is drawn, and what a guarantee about the batches is for."""
+        return "one example" if self.people is None else "one person"
+
+    def one_by_one(self, poisson: Poisson) -> Iterator[list[Any]]:
+        """A Poisson batch of its own; no part of any epoch, and it counts as no step.
+
+        For each example one row, for each person theirs, every row collated alone.
+        """
         self._other_draws += 1
         stream = Keystream(f"sampling besides the steps {self._other_draws}", self._seed)
-        for index in poisson.draw(stream).tolist():
-            yield self._loader.collate_fn([self.dataset[index]])
+        for rows in brought(poisson, self.people, stream):
+            yield [self._loader.collate_fn([self.dataset[row]]) for row in rows]
 
     def _first_step(self, epoch: int) -> int:
         return first_step(epoch, self.poisson.sample_rate)
@@ -210,8 +227,9 @@ class PoissonLoader:
             poisson=self.poisson,
             stream=self._stream,
             steps=self._coming_steps(),
-            chunk_examples=self.max_physical_batch and self.max_physical_batch // self.views,
+            chunk_examples=self.max_physical_batch and self.max_physical_batch // self._together,
             views=self.views,
+            people=self.people,
         )
         # An iteration has draw numbers of its own: how far workers ran ahead in the one before must not matter.
         self._stream.skip_to(self._iterations << 32)
@@ -228,8 +246,8 @@ class PoissonLoader:
                     self.tickets.end()
                     return
                 self._pay()
-            if self.views > 1 and not self._order_known:
-                refuse_reordering(self._loader.collate_fn, self.dataset, self.poisson.size, self.batch_first)
+            if self._together > 1 and not self._order_known:
+                refuse_reordering(self._loader.collate_fn, self.dataset, len(self.dataset), self.batch_first)
                 self._order_known = True
             batch = next(batches, _END)
             while draws.waiting and draws.waiting[0].examples == 0:

@@ -1,7 +1,7 @@
 """Whether a collate function keeps examples in the order in which it is given them.
 
-Rows of one example (its views) are known by their place: neighbours are averaged before they are clipped. A collate
-function that sorts would put rows of different examples there.
+Rows of one example (its views) or of one person are known by their place: neighbours are averaged before they are
+clipped. A collate function that sorts would put rows of different ones there.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def refuse_reordering(collate: Callable[[list[Any]], Any], dataset: Any, size: i
             continue
         if torch.equal(straight, repeated) and not torch.equal(straight.flip(dim), reverse):
             raise NotPrivate(
-                "the collate function changes the order of examples, as sorting does: with views=, rows that lie side "
-                "by side are averaged as the views of one example, and different examples would be put together. Keep "
-                "the order (pack_padded_sequence sorts by itself with enforce_sorted=False)."
+                "the collate function changes the order of examples, as sorting does: with views= or person=, rows "
+                "that lie side by side are averaged as one example's views or one person's rows, and those of "
+                "different ones would be put together. Keep the order (pack_padded_sequence sorts by itself with "
+                "enforce_sorted=False)."
             )
 
 

@@ -6,6 +6,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue, NotPrivate
+from hoarfrost.sampling.people import People
 from hoarfrost.sampling.poisson import Poisson
 
 _WITH_WORKERS_ONLY = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
@@ -32,12 +33,27 @@ def size_of(data: Dataset | DataLoader) -> int:
     return len(dataset)
 
 
-def poisson_of(data: Dataset | DataLoader, batch_size: float | None, sample_rate: float | None) -> Poisson:
+def poisson_of(
+    data: Dataset | DataLoader, batch_size: float | None, sample_rate: float | None, people: People | None = None
+) -> Poisson:
     """Poisson sampling at the rate asked for; failing that, with a DataLoader's batch size expected."""
-    size = size_of(data)
+    size = size_of(data) if people is None else len(people)
     if batch_size is None and sample_rate is None and isinstance(data, DataLoader):
         batch_size = data.batch_size
-    return Poisson(sample_rate=rate_of(size, batch_size, sample_rate), size=size)
+    return Poisson(
+        sample_rate=rate_of(size, batch_size, sample_rate, "examples" if people is None else "people"), size=size
+    )
+
+
+def people_of(data: Dataset | DataLoader, person: Any, per_person: int | None) -> People | None:
+    """The people behind the rows, if the unit is a person."""
+    if person is None and per_person is None:
+        return None
+    if person is None:
+        raise InvalidValue("per_person is about the rows of a person: say whose each row is with person=")
+    if per_person is None:
+        raise InvalidValue("person= needs per_person=: the most rows of a drawn person that take part in a step")
+    return People(person, size_of(data), per_person)
 
 
 def loader_settings(data: Dataset | DataLoader) -> dict[str, Any]:

@@ -59,6 +59,17 @@ def gradients(
     return found
 
 
+def of_people(by_row: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Each person's gradient: the mean over their rows, which lie one after the other.
+
+    >>> of_people([{"w": torch.tensor(1.0)}, {"w": torch.tensor(2.0)}, {"w": torch.tensor(4.0)}], [1, 2])
+    [{'w': tensor(1.)}, {'w': tensor(3.)}]
+    """
+    rows = iter(by_row)
+    own = [[next(rows) for _ in range(size)] for size in sizes]
+    return [{name: torch.stack([row[name] for row in mine]).mean(0) for name in mine[0]} for mine in own]
+
+
 def expected(
     per_example: Sequence[Mapping[str, Tensor]],
     masks: Mapping[str, Tensor],

@@ -13,6 +13,7 @@ from hoarfrost.clipping import Local
 from hoarfrost.gradients import Engine
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.fallback import FallbackRule
+from hoarfrost.groups import Groups
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Channels, Mask, as_tensor, resolve_mask
 from hoarfrost.nested import map_tensors
@@ -37,10 +38,10 @@ def check_rule(
         quick: one set of random masks. False tries ten.
 
     Checked are norms and clipped sums, with half of the examples clipped, in float32 and in float64, for one example
-    and for several, for views, for a module that is used twice in one forward pass, and with frozen elements, rows and
-    parameters. In front of the module is a layer that is trained too, if the inputs are floating-point, so that the
-    gradient that the rule passes on is compared as well. An example that is not finite must leave the others as they
-    are.
+    and for several, for views, for people with different numbers of rows, for a module that is used twice in one
+    forward pass, and with frozen elements, rows and parameters. In front of the module is a layer that is trained too,
+    if the inputs are floating-point, so that the gradient that the rule passes on is compared as well. An example that
+    is not finite must leave the others as they are.
 
     Guarantees:
         Deterministic. A pass says that norms and sums were right for this module, these inputs and these masks.
@@ -72,6 +73,7 @@ def check_rule(
                 check.compare(batch, name)
                 check.compare(oracle.take_rows(batch, 0, 1), f"{name}, one example")
                 check.compare(oracle.take_rows(batch, 0, rows // 2 * 2), f"{name}, two views", views=2)
+                check.compare(batch, f"{name}, rows of people", people=[1, 2, rows - 3])
                 for what, masks in _masks(model, 1 if quick else 10):
                     check.compare(batch, f"{name}, {what}", masks=masks)
                 check.not_finite(batch, name)
@@ -121,15 +123,22 @@ class _Check:
         self.found, self.model, self.row_losses = found, model, row_losses
 
     def private(
-        self, batch: Sequence[Any], clip_norm: float, views: int = 1, masks: Mapping[str, Mask] | None = None
+        self,
+        batch: Sequence[Any],
+        clip_norm: float,
+        views: int = 1,
+        masks: Mapping[str, Mask] | None = None,
+        people: Sequence[int] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Norms and clipped sums by the rules."""
+        """Norms and clipped sums by the rules; ``people`` have so many rows each."""
         model = copy.deepcopy(self.model)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         engine, seen = Engine(model, parameters, Local(clip_norm), loss_reduction="sum", views=views), _Norms()
         engine.observers.append(seen)
         engine.masks = {name: resolve_mask(mask, parameters[name]) for name, mask in (masks or {}).items()}
-        engine.sums.tickets.hand_over(Chunk(examples=oracle.rows_of(batch) // views, first=True, last=True))
+        groups = None if people is None else Groups(max(people) + 1, people)
+        examples = oracle.rows_of(batch) // views if people is None else len(people)
+        engine.sums.tickets.hand_over(Chunk(examples=examples, first=True, last=True, groups=groups))
         self.row_losses(model(*batch)).sum().backward()
         total = engine.release()
         return seen.norms, {} if total is None else total.sums
@@ -143,15 +152,24 @@ class _Check:
         if not torch.allclose(_first(model(*batch)).detach(), wanted, rtol=1e-5, atol=1e-6):
             self.found.add(f"the output by the rule is not that of forward() ({name})", "Return what forward() does")
 
-    def compare(self, batch: Sequence[Any], name: str, views: int = 1, masks: Mapping[str, Mask] | None = None) -> None:
+    def compare(
+        self,
+        batch: Sequence[Any],
+        name: str,
+        views: int = 1,
+        masks: Mapping[str, Mask] | None = None,
+        people: Sequence[int] | None = None,
+    ) -> None:
         """Norms and clipped sums against one example at a time."""
         per_example = oracle.gradients(self.model, batch, self.row_losses, views)
+        if people is not None:
+            per_example = oracle.of_people(per_example, people)
         shapes = {name: p.shape for name, p in self.model.named_parameters()}
         written = {name: as_tensor(mask, shapes[name]) for name, mask in (masks or {}).items()}
         lengths = oracle.expected(per_example, written, Local(1.0).begin(0, RunInfo(shapes))).norms
         clip_norm = max(float(lengths.quantile(0.5)) * 0.99, 1e-6)
         wanted = oracle.expected(per_example, written, Local(clip_norm).begin(0, RunInfo(shapes)))
-        norms, sums = self.private(batch, clip_norm, views, masks)
+        norms, sums = self.private(batch, clip_norm, views, masks, people)
         if oracle.difference(norms, wanted.norms, clip_norm) > 1:
             self.found.add(f"norms are {_ratio(norms, wanted.norms)} ({name})", RULE)
         for parameter, total in wanted.sums.items():

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from hoarfrost.budget import Statement
+from hoarfrost.budget.statement import PERSON
 
 SEEDED = "seeded: do not release"
 LABELS = {"ece": "ECE", "mse": "MSE", "r2": "R²"}
@@ -47,9 +48,14 @@ def meaning(statement: Statement) -> str:
     """
     if not statement.private:
         return "This is not private: the weights may tell anything about the training examples."
+    who = (
+        "person was among the training data, with all their rows, or not"
+        if statement.unit == PERSON
+        else ("training example was there or not")
+    )
     power = epsilon(statement.epsilon)
     return (
-        "Whether any one training example was there or not changes the probability\n"
+        f"Whether any one {who} changes the probability\n"
         f"of any outcome by a factor of at most e^{power} = {math.exp(min(float(power), 700)):.3g}, "
         f"plus {statement.delta:g}."
     )

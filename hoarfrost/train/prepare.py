@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
+from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
 from hoarfrost.epochs import rate_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
@@ -87,10 +88,11 @@ class Prepared:
         controller = private.optimizer.controller
         return Overview(
             headline=(
-                f"{recipe.name}: {len(self.splits.train)} examples, {recipe.model.name} with {self.parameters:,} "
+                f"{recipe.name}: {self._size()}, {recipe.model.name} with {self.parameters:,} "
                 f"parameters on {self.device}\n"
-                f"{self.steps} steps with {private.expected_batch:g} examples expected in each, noise multiplier "
-                f"{private.noise_multiplier:.4g}, clipping {private.optimizer.engine.clipper_repr}{self._resumed()}"
+                f"{self.steps} steps with {private.expected_batch:g} {counted(private.plan.unit)} expected in each, "
+                f"noise multiplier {private.noise_multiplier:.4g}, "
+                f"clipping {private.optimizer.engine.clipper_repr}{self._resumed()}"
             ),
             steps=private.steps,
             epochs=max(1, math.ceil(self.steps * private.sample_rate - 1e-9)),
@@ -102,6 +104,10 @@ class Prepared:
             metric=self.loss.metrics[0],
             live=None if controller is None else lambda: controller.live_share,
         )
+
+    def _size(self) -> str:
+        rows, people = len(self.splits.train), self.private.loader.people
+        return f"{rows} examples" if people is None else f"{len(people)} people with {rows} rows"
 
     def _resumed(self) -> str:
         """What a restart has cost."""
@@ -159,16 +165,19 @@ class Parts:
             freezer=freezers.with_scaling(
                 freezer or freezers.build(recipe.freeze, model, recipe.data, loss), model, recipe.data
             ),
-            digest=fingerprint.digest(splits.train),
+            digest=fingerprint.digest(splits.train, splits.people),
         )
 
     def solve(self, **changes: Any) -> budget.Plan:
         """The plan that the recipe asks for; ``changes`` replace arguments of `Plan.solve`."""
         asked = self.recipe.privacy
-        size = changes.pop("size", len(self.splits.train))
-        rate = rate_of(size, asked.batch_size, asked.sample_rate)
+        people = self.splits.people
+        unit = EXAMPLE if people is None else PERSON
+        size = changes.pop("size", len(self.splits.train) if people is None else len(people.unique()))
+        rate = rate_of(size, asked.batch_size, asked.sample_rate, counted(unit))
         settings: dict[str, Any] = {
             "size": size,
+            "unit": unit,
             "sample_rate": rate,
             "delta": asked.delta,
             "epochs": asked.epochs,
@@ -194,6 +203,8 @@ class Parts:
             sample_rate=plan.sample_rate,
             max_physical_batch=recipe.loop.max_physical_batch,
             views=recipe.loop.views,
+            person=self.splits.people,
+            per_person=recipe.privacy.per_person,
             seed=seed,
         )
         private = assemble(

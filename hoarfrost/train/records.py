@@ -195,6 +195,8 @@ class Records:
             "noise_multiplier": private.noise_multiplier,
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,
+            "unit": private.plan.unit,
+            "people": None if private.loader.people is None else len(private.loader.people),
             "train_examples": len(run.splits.train),
             "test_examples": len(run.splits.test),
             "classes": run.splits.classes,

@@ -273,8 +273,9 @@ def _own_ledger(run: Prepared, folder: RunFolder) -> Ledger:
     """Without a limit of its own: the plan is the limit, and the ledger remembers."""
     private = run.private
     return Ledger.create(
-        folder.path / LEDGER, epsilon=None, delta=private.delta, accountant=private.accountant, seeded=private.seeded
-    )
+        folder.path / LEDGER, epsilon=None, delta=private.delta, accountant=private.accountant,
+        seeded=private.seeded, unit=private.plan.unit,
+    )  # fmt: skip
 
 
 def _ledger_of(folder: RunFolder, saved: Checkpoint, given: Ledger | str | Path | None) -> Ledger:

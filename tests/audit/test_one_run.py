@@ -258,7 +258,8 @@ def test_only_canaries_that_came_out_in_are_trained_on() -> None:
     examples = TensorDataset(torch.arange(50.0), torch.zeros(50, dtype=torch.long))
     canary_set = TensorDataset(torch.arange(100.0, 120.0), torch.ones(20, dtype=torch.long))
     included = torch.arange(20) % 3 == 0
-    x, y = module._with_canaries(examples, canary_set, included).tensors
+    splits = data.Splits(examples, examples, classes=2)
+    x, y = module._with_canaries(splits, canary_set, included).train.tensors
     assert set(x[y == 1].tolist()) == set((torch.arange(100.0, 120.0)[included]).tolist())
     assert len(set(x[y == 0].tolist())) == 40
 

@@ -75,7 +75,7 @@ def test_a_ledger_is_made_as_it_is_asked_for(path: Path, tmp_path: Path) -> None
     ledger = Ledger(path, read_key(tmp_path / "key"))
     assert (ledger.budget, ledger.delta, ledger.accountant) == (8.0, 1e-6, "rdp")
     assert (ledger.seeded, ledger.keyed, ledger.note) == (True, True, "records of 2020")
-    assert said.splitlines()[0] == f"created {path}: epsilon 8 at delta 1e-06 (rdp accountant)"
+    assert said.splitlines()[0] == f"created {path}: epsilon 8 at delta 1e-06 (rdp accountant), for one example"
     assert said.splitlines()[-1] == f"head {ledger.head}"
 
 
@@ -132,9 +132,10 @@ def test_show_tells_who_spent_what_and_what_is_left(path: Path) -> None:
     lines = [line.rstrip() for line in said.splitlines()]
     assert max(map(len, lines[1:])) <= 80  # the first is a path, as long as it is
     spent, with_held = ledger.epsilon(), ledger.epsilon_with_held()
-    told = dict(line.split(maxsplit=1) for line in lines[:7])
+    told = dict(line.split(maxsplit=1) for line in lines[:8])
     assert told["note"] == "records of 2020"
     assert told["budget"] == "epsilon 3 at delta 1e-05 (rdp accountant)"
+    assert told["unit"] == "one example"
     assert spent <= float(told["spent"].removeprefix("epsilon ")) < spent + 0.01
     assert f"epsilon {with_held + 0.005:.2f}" in told["held"]
     assert 3 - with_held - 0.01 < float(told["left"].removeprefix("epsilon ")) <= 3 - with_held
@@ -270,3 +271,27 @@ def test_closing_gives_back_what_was_not_reserved_and_nothing_else(path: Path) -
     after = facts(path)
     assert after["epsilon"] == before["epsilon"] == after["epsilon_with_held"] < before["epsilon_with_held"]
     assert after["entries"][0]["open"] is False
+
+
+def test_a_ledger_says_for_whom_it_is_kept(path: Path) -> None:
+    created = answer("create", path, "--epsilon", 3, "--delta", 1e-5, "--unit", "person")
+    assert created.splitlines()[0].endswith("for one person")
+    assert facts(path)["unit"] == "one person"
+    assert any(line.split() == ["unit", "one", "person"] for line in answer("show", path).splitlines())
+    other = path.with_name("other.jsonl")
+    answer("create", other, "--epsilon", 3, "--delta", 1e-5)
+    assert facts(other)["unit"] == "one example"
+
+
+def test_a_ledger_from_before_there_was_a_choice_is_for_examples(path: Path) -> None:
+    from hoarfrost.budget._journal import Journal
+
+    Ledger.create(path, epsilon=1.0, delta=1e-5)
+    (first,) = Journal(path, None).read()
+    older = path.with_name("older.jsonl")
+    body = {key: value for key, value in first.items() if key not in ("n", "prev", "hash", "mac", "unit")}
+    Journal(older, None).create(body)
+    assert Ledger(older).unit == "one example"
+    odd = path.with_name("odd.jsonl")
+    Journal(odd, None).create({**body, "unit": "one house"})
+    assert "cannot be" in refused("show", odd)

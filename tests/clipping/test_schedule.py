@@ -317,8 +317,8 @@ def test_one_style_in_two_stages_follows_twice() -> None:
 def test_the_statement_names_every_way_of_clipping_that_was_used(tmp_path: Path) -> None:
     """Also one that a later stage, or a checkpoint, has left behind: the jump of a first stage is not forgotten."""
     jumping = Schedule((0, Global(1.0, edge=0)), (2, PerLayer(Local(0.5))), by="step")
+    private = make(jumping)
     with pytest.warns(UserWarning, match="jumps"):
-        private = make(jumping)
         train(private, 4)
     first, second, *_ = private.statement().notes
     assert first.endswith("one block, a rule that jumps, so that all this holds in exact arithmetic alone")

@@ -391,7 +391,89 @@ def test_real_targets_are_scaled_by_their_bounds(tmp_path: Path) -> None:
     rows = [f"1,red,0,{target}" for target in ("3", "8", "5.5", "100", "", "x")]
     parts = table._Parts(Columns(**RULES | {"labels": None, "target_bounds": (3, 8)}))
     with csv_files.open_csv(written(tmp_path, rows)) as opened:
-        parts.add(opened, lambda first, count: np.zeros(count, dtype=bool))
+        parts.add(opened, lambda first, ids: np.zeros(len(ids), dtype=bool))
     targets: Tensor = torch.cat(parts.y[0])
     assert targets.tolist() == [-1.0, 1.0, 0.0, 1.0]
     assert targets.dtype == torch.float32
+
+
+# Whose the rows are.
+
+OWNED = "who,age,hue,price,sold"
+
+
+def owned(folder: Path, ids: list[str], name: str = "cars.csv") -> Path:
+    rows = [f"{id},{number % 21},red,0.5,{'yes' if number % 2 else 'no'}" for number, id in enumerate(ids)]
+    return written(folder, rows, OWNED, name)
+
+
+def test_a_table_says_whose_its_rows_are(tmp_path: Path) -> None:
+    splits = loaded(owned(tmp_path, ["ann", " bob ", "7", "7.0", "bob", "ann"]), person="who")
+    assert splits.people is not None
+    assert splits.people.tolist() == [0, 1, 2, 2, 1, 0]
+    assert splits.shape == (4,)  # the id is not learned from
+    assert loaded(owned(tmp_path, ["ann", "bob"]), drop=["who"]).people is None
+
+
+def test_rows_that_are_left_out_are_nobodys(tmp_path: Path) -> None:
+    rows = ["ann,5,red,0.5,perhaps", "bob,5,red,0.5,no", "ann,5,red,0.5,yes", "eve,5,red,0.5,"]
+    splits = loaded(written(tmp_path, rows, OWNED), person="who")
+    assert splits.people is not None
+    assert splits.people.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("missing", ["", "  ", "NaN", "None"])
+def test_a_row_without_an_id_is_refused(tmp_path: Path, missing: str, kind: str) -> None:
+    path = owned(tmp_path, ["ann", missing, "ann"])
+    if kind == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        columns = {
+            "who": ["ann", missing.strip() or None, "ann"], "age": [1.0, 2.0, 3.0], "hue": ["red"] * 3,
+            "price": [0.5] * 3, "sold": ["yes", "no", "yes"],
+        }  # fmt: skip
+        path = tmp_path / "cars.parquet"
+        parquet.write_table(pyarrow.table(columns), path)
+    with pytest.raises(InvalidValue, match="a row has no id in the column 'who'") as refusal:
+        loaded(path, person="who")
+    assert "ann" not in str(refusal.value)
+
+
+def test_people_are_tested_on_with_all_their_rows_or_not_at_all(tmp_path: Path) -> None:
+    ids = [f"person {number * number % 101}" for number in range(600)]
+    path = owned(tmp_path, ids)
+    splits = loaded(path, person="who", test_share=0.3)
+    assert splits.people is not None
+    tested = table.people_to_test(ids, 0.3, 0)
+    kept = [id for id, test in zip(ids, tested, strict=True) if not test]
+    assert len(splits.train) == len(kept) == len(splits.people)
+    assert len(set(kept)) == len(splits.people.unique())
+    assert set(kept).isdisjoint(id for id, test in zip(ids, tested, strict=True) if test)
+    assert 0.15 < 1 - len(set(kept)) / len(set(ids)) < 0.45
+    # Somebody else's rows move nobody to the other side.
+    fewer = [id for id in ids if id != kept[0]]
+    assert [*table.people_to_test(fewer, 0.3, 0)] == [t for id, t in zip(ids, tested, strict=True) if id != kept[0]]
+    assert table.people_to_test(ids, 0.3, 1).tolist() != tested.tolist()
+
+
+def test_a_test_file_need_not_say_whose_its_rows_are(tmp_path: Path) -> None:
+    path, test = owned(tmp_path, ["ann", "bob", "ann"]), written(tmp_path, ROWS, name="test.csv")
+    splits = loaded(path, person="who", test=test)
+    assert (len(splits.train), len(splits.test)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"person": "whom"}, "person names 'whom', which it has no column for; did you mean 'who'?"),
+        ({"person": "sold"}, "person 'sold' is no column to learn from, nor the target"),
+        ({"person": "age"}, "person 'age' is no column to learn from, nor the target"),
+        ({"person": "who", "columns": ["who", "age", "hue", "price"]}, "take it out of columns"),
+    ],
+)
+def test_the_column_of_ids_is_no_other(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue) as refusal:
+        loaded(owned(tmp_path, ["ann", "bob"]), **changes)
+    assert message in str(refusal.value)

@@ -9,7 +9,6 @@ from hoarfrost.gradients.rules.base import (
     Rule,
     detached,
     flatten_positions,
-    split_views,
     sum_positions,
 )
 from hoarfrost.gradients.rules.registry import register_rule, rule_for
@@ -29,6 +28,5 @@ __all__ = [
     "flatten_positions",
     "register_rule",
     "rule_for",
-    "split_views",
     "sum_positions",
 ]

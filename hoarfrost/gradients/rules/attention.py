@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hoarfrost.gradients.contributions import Dense, at_least_float32
-from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, check_example_dim, split_views
+from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, check_example_dim
 from hoarfrost.gradients.rules.linear import LinearRule, linear
 
 
@@ -103,10 +103,10 @@ def _for_each_row(recorder: Recorder, parameter: nn.Parameter, rows: int) -> Ten
     copies = parameter.detach().repeat(rows, 1, 1)
     if not recorder.trains(parameter):
         return copies
-    views = recorder.views
+    groups = recorder.groups
 
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        recorder.add(parameter, Dense(split_views(at_least_float32(gradient), views).sum(1, keepdim=True)))
+        recorder.add(parameter, Dense(groups.split(at_least_float32(gradient)).sum(1, keepdim=True)))
 
     return recorder.tap(copies, sink)
 

@@ -29,9 +29,10 @@ the backward pass needs is given to ``tap`` as ``inputs``, where it lives and di
   on it. The classes of `hoarfrost.gradients.contributions` keep it.
 - Settings under which examples mix are refused by `Rule.check`.
 
-**Layouts.** A batch has ``rows`` = B examples × K views, the views of an example one after the other. `LayerRule` hands
-over tensors [B, K, ...]; `flatten_positions` makes [B, T, channels] of them, `sum_positions` adds up over T.
-Half-precision tensors are summed in float32 (`at_least_float32`).
+**Layouts.** A batch has ``rows``: those of an example (its K views), or of a person (up to K), one after the other.
+`Recorder.groups` knows whose they are: its `split` makes [B, K, ...] of [rows, ...], with gradients of zero where
+somebody has fewer than K rows. `LayerRule` hands over such tensors; `flatten_positions` makes [B, T, channels] of them,
+`sum_positions` adds up over T. Half-precision tensors are summed in float32 (`at_least_float32`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from torch.utils._pytree import tree_flatten
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, at_least_float32
 from hoarfrost.gradients.tap import Sink
+from hoarfrost.groups import Groups
 from hoarfrost.masks import PartialMask
 
 Forward = Callable[..., Any]
@@ -57,8 +59,11 @@ LiveMasks = Mapping[str, bool | PartialMask]  # a module's live parameters by na
 class Recorder(Protocol):
     """The engine, as a rule sees it: all that a rule may use of it."""
 
-    rows: int  # examples × views in the forward pass that is running
-    views: int
+    rows: int  # in the forward pass that is running
+
+    @property
+    def groups(self) -> Groups:
+        """Whose these rows are. To be read in the forward pass: the backward pass may come after another one."""
 
     def name_of(self, module: nn.Module) -> str:
         """The module's name in the model, for messages."""
@@ -138,12 +143,13 @@ class LayerRule(Rule):
         if hasattr(output.grad_fn, "_raw_saved_result"):
             output = output.clone()  # tanh, exp or softmax keep their result, which a tap would mark as changed
 
-        views = recorder.views
+        groups = recorder.groups
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             own = module.named_parameters(recurse=False)
             live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
-            g, x, *saved = (split_views(t.movedim(dim, 0), views) for t in (gradient, *inputs))
+            g = groups.split(gradient.movedim(dim, 0))
+            x, *saved = (groups.split(t.movedim(dim, 0), again=True) for t in inputs)
             missing = set(live)
             for name, contribution in self.contributions(module, x, g, live, *saved):
                 recorder.add(module.get_parameter(name), contribution)
@@ -175,11 +181,6 @@ class LayerRule(Rule):
         ``saved`` is what else `run` returned, in the same layout. Called in the backward pass, without autograd.
         Frozen coordinates are left out afterwards; a rule that can save work by knowing them looks at ``live`` itself.
         """
-
-
-def split_views(t: Tensor, views: int) -> Tensor:
-    """[B·K, ...] → [B, K, ...]: the views of an example lie one after the other."""
-    return t.unflatten(0, (-1, views)) if t.shape[0] else t.reshape(0, views, *t.shape[1:])
 
 
 def flatten_positions(t: Tensor) -> Tensor:

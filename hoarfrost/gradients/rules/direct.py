@@ -98,11 +98,11 @@ class _ParameterTracker(TorchFunctionMode):
         return t.dim() == 0 or (t.dim() == rank and t.shape[0] == self.recorder.rows)
 
     def _copies(self, made: _Tracked, rank: int, func: Any) -> Tensor:
-        value, views = made.value.detach(), self.recorder.views
+        value, groups = made.value.detach(), self.recorder.groups
         shape = (1,) * (rank - value.dim()) + tuple(value.shape)
         if not shape or shape[0] != 1:
             raise self._refusal(func, made.value)
-        copies = value.view(shape).expand(self.recorder.rows // views, *shape[1:]).requires_grad_()
+        copies = value.view(shape).expand(groups.count(self.recorder.rows), *shape[1:]).requires_grad_()
 
         def record(rows: Tensor) -> None:
             rows = rows.reshape(-1, *made.value.shape)
@@ -117,7 +117,7 @@ class _ParameterTracker(TorchFunctionMode):
                 self.recorder.add(p, Dense(gradient))
 
         self.recorder.watch(copies, record)
-        return copies if views == 1 else copies.repeat_interleave(views, 0)
+        return groups.spread(copies)
 
     def _refusal(self, func: Any, used: Tensor) -> NotPrivate:
         made = next((f for key, f in self.tracked.items() if key == id(used) or f.value is used), None)

@@ -15,8 +15,8 @@ from hoarfrost.gradients.rules.base import (
     Recorder,
     Rule,
     detached,
-    split_views,
 )
+from hoarfrost.groups import Groups
 
 
 def check_settings(module: Any, name: str) -> None:
@@ -89,23 +89,23 @@ class EmbeddingBagRule(Rule):
         if module.mode == "mean":
             share = share / share.new_zeros(bags).index_add_(0, owner, kept.to(share))[owner]
         owner, flat, share = owner[kept], flat[kept], share[kept]
-        views = recorder.views
+        groups = recorder.groups
 
         def sink(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
             owner, flat, share = saved
             g = at_least_float32(gradient)
             contribution: Contribution
             if module.mode == "max":
-                contribution = _max_rows(module, owner, flat, g, views)
+                contribution = _max_rows(module, owner, flat, g, groups)
             else:
                 values = g[owner] * share.to(g).unsqueeze(1)
-                contribution = Rows(owner // views, flat, values, bags // views, module.num_embeddings)
+                contribution = Rows(groups.owner(owner), flat, values, groups.count(bags), module.num_embeddings)
             recorder.add(module.weight, contribution)
 
         return recorder.tap(output, sink, owner, flat, share)
 
 
-def _max_rows(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) -> Contribution:
+def _max_rows(module: Any, owner: Tensor, index: Tensor, g: Tensor, groups: Groups) -> Contribution:
     """Each output coordinate's gradient goes to the one row that was largest there."""
     table = at_least_float32(module.weight.detach())
     bags = torch.arange(len(g), device=g.device)
@@ -114,4 +114,4 @@ def _max_rows(module: Any, owner: Tensor, index: Tensor, g: Tensor, views: int) 
     filled = torch.zeros(len(g), device=g.device).index_add_(0, owner, torch.ones_like(owner, dtype=torch.float32)) > 0
     rows = g.new_zeros(len(g), *table.shape)
     rows.scatter_(1, largest.clamp(min=0).unsqueeze(1), torch.where(filled.unsqueeze(1), g, 0).unsqueeze(1))
-    return Dense(split_views(rows, views).sum(1))
+    return Dense(groups.split(rows).sum(1))

@@ -36,13 +36,13 @@ class FallbackRule(Rule):
         if tensors and all(dims[i] is None for i in tensors):
             raise not_attributable(name, module, flat[tensors[0]], recorder.rows)
 
-        own: dict[str, Tensor] = {}
+        groups, own = recorder.groups, dict[str, Tensor]()
         for key, p in module.named_parameters():
             if not recorder.trains(p):
                 continue
-            copies = p.detach().expand(recorder.rows // recorder.views, *p.shape).requires_grad_()
+            copies = p.detach().expand(groups.count(recorder.rows), *p.shape).requires_grad_()
             recorder.watch(copies, partial(_record, recorder, p))
-            own[key] = copies if recorder.views == 1 else copies.repeat_interleave(recorder.views, 0)
+            own[key] = groups.spread(copies)
         fixed = {key: p.detach() for key, p in module.named_parameters() if key not in own}
         if not own:
             with recorder.paused(), _without_hooks(module):

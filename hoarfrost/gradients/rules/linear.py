@@ -12,9 +12,9 @@ from hoarfrost.gradients.rules.base import (
     NamedContributions,
     Recorder,
     flatten_positions,
-    split_views,
     sum_positions,
 )
+from hoarfrost.groups import Groups
 
 
 class LinearRule(LayerRule):
@@ -53,8 +53,10 @@ def linear(
     if not any_live(recorder, weight, bias):
         return output
 
+    groups = recorder.groups
+
     def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        record_linear(recorder, inputs[0], gradient, dim, weight, bias, weight_rows, bias_rows)
+        record_linear(recorder, groups, inputs[0], gradient, dim, weight, bias, weight_rows, bias_rows)
 
     return recorder.tap(output, sink, x)
 
@@ -66,6 +68,7 @@ def any_live(recorder: Recorder, *parameters: nn.Parameter | None) -> bool:
 
 def record_linear(
     recorder: Recorder,
+    groups: Groups,
     x: Tensor,
     g: Tensor,
     dim: int,
@@ -74,8 +77,8 @@ def record_linear(
     weight_rows: slice = ALL,
     bias_rows: slice = ALL,
 ) -> None:
-    """Adds what such a map contributes, from its input ``x`` and output gradient ``g``."""
-    x, g = (flatten_positions(split_views(t.movedim(dim, 0), recorder.views)) for t in (x, g))
+    """Adds what such a map contributes, from its input ``x`` and output gradient ``g``, whose rows are ``groups``'."""
+    x, g = (flatten_positions(groups.split(t.movedim(dim, 0))) for t in (x, g))
     if recorder.trains(weight):
         start, stop, _ = weight_rows.indices(len(weight))
         whole = stop - start == len(weight)

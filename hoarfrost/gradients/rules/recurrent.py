@@ -140,7 +140,10 @@ class _EachStep:
         if bias is not None:
             onto = onto + bias.detach()
         if self.live:
-            onto = recorder.tap(onto, lambda g, _: record_linear(recorder, torch.stack(seen), g, 1, weight, bias))
+            groups = recorder.groups
+            onto = recorder.tap(
+                onto, lambda g, _: record_linear(recorder, groups, torch.stack(seen), g, 1, weight, bias)
+            )
         self.onto = onto.unbind()
 
     def __call__(self, t: int, h: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def tiny(**changes: Any) -> Recipe:
         if entry:
             given.setdefault(table, {})[entry] = value
         else:
-            given[table] = value
+            given[table] = dict(value) if isinstance(value, dict) else value  # not the caller's own
     return Recipe.model_validate(
         {
             table: {key: value for key, value in entries.items() if value is not None}

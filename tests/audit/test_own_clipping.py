@@ -203,7 +203,7 @@ def test_a_fault_of_the_second_stage_is_found_there(monkeypatch: pytest.MonkeyPa
     found = of_steps(clip=clip)
     first, second = found[:4], found[4:]
     assert all(result.clip.endswith(" from step 0 on") for result in first)
-    assert all(result.clip.endswith(" from step 4 on") for result in second)
+    assert all(result.clip.endswith(" from step 3 on") for result in second)
     assert alarmed(first) == []
     assert alarmed(second) == ["noise", "step"]
 

@@ -38,10 +38,13 @@ SLOW = {
     "empty_batches_of_a_transformers_model",
 }
 
-# Programs that do not come out yet as they must, because what they need is being written; the report says what must
-# happen, and what does. One that comes out right leaves, and is then tested with the others.
-EXPECTED_LATER: set[str] = {
-    "a_tensor_hook_that_divides_by_the_batch_s_norm",
-    "reentrant_checkpoints_on_parts_of_a_batch",
-    "words_divided_by_how_many_the_batch_has",
+# Wrong programs that get through today, or get another message, each with the reason. One that comes out right has to
+# leave.
+KNOWN_GAPS: dict[str, str] = {
+    "a_tensor_hook_that_divides_by_the_batch_s_norm": "a hook that the loop puts on the model's output lies outside of "
+    "the model, and nobody runs it but the loop; check_independence sees it inside of a loss",
+    "reentrant_checkpoints_on_parts_of_a_batch": "refused, but as a layer that is called with examples in different "
+    "dimensions, without the word use_reentrant",
+    "words_divided_by_how_many_the_batch_has": "a quotient of two sums is no mean that the graph of a loss shows; "
+    "check_independence sees it",
 }

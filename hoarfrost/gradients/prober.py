@@ -72,14 +72,16 @@ class Prober:
     def look(self, few: Few) -> None:
         """Where the examples are, and everything that can be seen of whether they mix."""
         engine = self.engine
+        found: dict[Place, tuple[int | None, ...]] = {}
         with self._held_still() as kept, torch.no_grad():
             for seed in range(SEEDS):
                 two = self.run(kept, few.pick([0, 0]), values=False, seed=seed)
                 three = self.run(kept, few.pick([0] * 3), values=False, seed=seed)
                 engine.order = engine.order or probe.order_of(two)
-                self.dims = probe.locate(engine, two, three) | self.dims
-                if all((module, "input") in self.dims for module in engine.ruled):
+                found = probe.locate(engine, two, three) | found
+                if all((module, "input") in found for module in engine.ruled):
                     break  # or some layers are left out at random (LayerDrop), and others with other numbers
+            self.dims |= found
             self.outputs = probe.locate_outputs(engine, two, three)
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
             self._refuse_pairs(three, few)

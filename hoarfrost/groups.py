@@ -49,6 +49,8 @@ class Groups:
             again: it is the group's last row once more. What is to be multiplied by a gradient of zero must be a number
                 like any other: a rule may divide by it.
         """
+        if self.sizes is None and self.most == 1:
+            return t.unsqueeze(1)
         if self.sizes is None:
             return t.unflatten(0, (-1, self.most)) if t.shape[0] else t.reshape(0, self.most, *t.shape[1:])
         places = torch.arange(self.most).expand(len(self.sizes), -1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hoarfrost.clipping import Clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients import ClippedSum
 from hoarfrost.gradients.encoding import Encoding
@@ -51,6 +52,7 @@ class GaussianMechanism:
     ) -> None:
         self.noise, self.encoding, self.reduce = noise, encoding, reduce
         self._noise_multiplier = noise_multiplier
+        self._known: tuple[Clipping, list[str], tuple[tuple[float, ...], tuple[float, ...]]] | None = None
 
     @property
     def noise_multiplier(self) -> float:
@@ -70,10 +72,7 @@ class GaussianMechanism:
         asked = {name: live.get(name, True) if name in like else True for name in encoded}
         released = [name for name, coordinates in asked.items() if coordinates is not False]
         clipping = total.clipping
-        block_stds, statistic_stds = clipping.stds(self._noise_multiplier, released)
-        joint = clipping.noise_multiplier(block_stds, statistic_stds, released)
-        if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
-            raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
+        block_stds, statistic_stds = self._stds(clipping, released)
         values = {name: _at(asked[name], total.sums.get(name), t) for name, t in encoded.items()}
         stds = {name: block_stds[clipping.block_of[name]] for name in encoded}
         device = next((t.device for t in like.values()), torch.device("cpu"))
@@ -88,6 +87,16 @@ class GaussianMechanism:
             statistics={name: float(count) for name, count in zip(names, noisy, strict=True)},
             stds=stds,
         )
+
+    def _stds(self, clipping: Clipping, released: list[str]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of blocks and statistics, seen to make the joint release that is accounted for; most steps are alike."""
+        if self._known is None or self._known[0] is not clipping or self._known[1] != released:
+            stds = clipping.stds(self._noise_multiplier, released)
+            joint = clipping.noise_multiplier(*stds, released)
+            if not math.isclose(joint, self._noise_multiplier, rel_tol=1e-9):
+                raise NotPrivate(f"the noise of {clipping!r} does not have the multiplier {self._noise_multiplier:g}")
+            self._known = clipping, released, stds
+        return self._known[2]
 
 
 def _at(live: Coordinates, total: Tensor | None, like: Tensor) -> Tensor:

@@ -179,14 +179,20 @@ class Clipping:
         """How far one example moves the sums of all blocks together at most."""
         return math.hypot(*self.bounds)
 
-    def factors(self, norms: Tensor) -> Tensor:
-        """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding."""
+    def factors(self, norms: Tensor, *, short: bool = False) -> Tensor:
+        """Factors for ``norms``, both [examples, blocks], float32; the bounds hold with a margin for rounding.
+
+        Args:
+            short: all norms are known to be below `FADES`, so that none fades out.
+        """
         aims = [bound * (1 - MARGIN) for bound in self.bounds]
-        most = (aims[0] if len(aims) == 1 else norms.new_tensor(aims)) / norms.clamp(min=SHORTEST)
+        most = norms.clamp(min=SHORTEST).reciprocal_().mul_(aims[0] if len(aims) == 1 else norms.new_tensor(aims))
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
         # What is not a number stays so in the minimum, and an infinite norm times nothing is none: both become 0.
-        factors = torch.minimum(asked.to(norms.dtype), most).mul_(_fade(norms))
+        factors = torch.minimum(asked.to(norms.dtype), most)
+        if not short:
+            factors.mul_(_fade(norms))
         return factors.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=0)
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hoarfrost.clipping import Clipper, Clipping
-from hoarfrost.clipping.base import GONE, check_clipping
+from hoarfrost.clipping.base import FADES, GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.apart import Apart
 from hoarfrost.gradients.batch_sums import BatchSums, Run
@@ -33,7 +33,8 @@ from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
-from hoarfrost.gradients.tap import Sink, tap
+from hoarfrost.gradients.tap import Sink, at_full_precision, tap
+from hoarfrost.gradients.uses import Uses
 from hoarfrost.groups import Groups
 from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks, PartialMask
@@ -174,9 +175,10 @@ class Engine:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
         if not parameter.requires_grad:
             return False
-        if parameter not in self._parameters and parameter not in self.untrained:
+        name = self._parameters.get(parameter)
+        if name is None and parameter not in self.untrained:
             self.structure.refuse_changes()
-        return parameter in self._parameters and self.mask_of(parameter) is not False
+        return name is not None and self.masks.get(name, True) is not False
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
         """Which of its coordinates are live."""
@@ -206,10 +208,11 @@ class Engine:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
         ticket, call = self.sums.ticket, self._call
 
-        def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> None:
-            self._join(ticket, call)
+        def joining(gradient: Tensor, saved: tuple[Tensor, ...]) -> bool:
+            first = self._join(ticket, call)
             self._warn_of_half(gradient)
             sink(gradient, saved)
+            return first
 
         return tap(output, self._anchor, joining, *inputs)
 
@@ -223,7 +226,7 @@ class Engine:
         def hook(gradient: Tensor) -> None:
             self._join(ticket, call)
             self._warn_of_half(gradient)
-            with torch.autocast(gradient.device.type, enabled=False):
+            with at_full_precision(gradient.device):
                 sink(gradient)
             self._finish_later(gradient)
 
@@ -248,21 +251,29 @@ class Engine:
             return self._running
         return IN_A_BACKWARD_PASS if torch._C._current_graph_task_id() != -1 else None
 
-    def _join(self, ticket: Ticket | None, call: Run | None) -> None:
-        """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched."""
+    def _join(self, ticket: Ticket | None, call: Run | None) -> bool:
+        """Sees that one backward pass differentiates one run of the model: rows of two runs cannot be matched.
+
+        Returns whether this is the first that is heard of the pass.
+        """
         if call is IN_A_BACKWARD_PASS:  # as taps of other checkpoints are, too, through which no gradient comes
             raise NotPrivate(
                 "a checkpointed part of the model is differentiated in a backward pass of its own, so that an "
                 "example's gradient would be clipped in two pieces. Call torch.utils.checkpoint.checkpoint with "
                 "use_reentrant=False (transformers: gradient_checkpointing_kwargs={'use_reentrant': False})."
             )
-        this_pass = self._passes.setdefault(torch._C._current_graph_task_id(), _Pass(ticket, call))
+        number = torch._C._current_graph_task_id()
+        this_pass = self._passes.get(number)
+        if this_pass is None:
+            self._passes[number] = _Pass(ticket, call)
+            return True
         if this_pass.ticket is not ticket or this_pass.call is not call:
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
                 "calls into the forward of one module and make that private."
             )
+        return False
 
     def _warn_of_half(self, gradient: Tensor) -> None:
         """A mean loss divides by the number of examples, and half precision rounds the quotient to three digits."""
@@ -398,71 +409,44 @@ class Engine:
         # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
         mean = self.loss_reduction == "mean" and self._losses is None
         scale = groups.scale(examples, mean, device)
-        with torch.autocast(device.type, enabled=False):
-            uses = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
-            uses = self.encoding.encode(uses)
-            devices = {self._parameters[p]: p.device for p in captured}
-            norms = self._norms(uses, total.clipping, examples, devices, device).mul_(scale).float()
+        with at_full_precision(device):
+            found = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
+            parameters = {self._parameters[p]: p for p in captured}
+            captured.clear()
+            uses = Uses(self.encoding.encode(found), total.clipping, self.encoding.like(parameters), device)
+            del found
+            norms = uses.norms().mul_(scale).float()
+            short = examples == 0 or float(norms.amax()) < FADES  # not so, either, if one is no number
             total.count(norms)
             if self._rows_checked < ROW_CHECKS:
                 self._rows_checked += examples > 1
                 total.clipping.check_rule(norms)
-            factors = every_factor = total.clipping.factors(norms)
-            usable = norms.amax(1) < GONE
-            if not usable.all():
+            factors = every_factor = total.clipping.factors(norms, short=short)
+            if not short:
                 # 0 × inf is not 0: an example without a norm is left out, not multiplied away.
-                kept = usable.nonzero().squeeze(1)
+                kept = (norms.amax(1) < GONE).nonzero().squeeze(1)
                 self.dropped += examples - len(kept)
-                uses, factors = {name: use.take(kept) for name, use in uses.items()}, factors[kept]
+                uses.take(kept)
+                factors = factors[kept]
                 scale = scale[kept] if isinstance(scale, Tensor) else scale
-            captured.clear()
-            weights = (factors * scale).to(factors.dtype).unbind(1)
-            block_of = total.clipping.block_of
-
-            def summed(name: str) -> Tensor:
-                return uses[name].weighted_sum(weights[block_of[name]].to(devices.get(name, device)))
-
-            clipped: dict[str, Tensor] = {}
-            if self.observers:
-                clipped = {name: summed(name) for name in uses}
-                whole = (torch.ones_like(factors) * scale)[:, 0]
-                shown = Sums(
-                    norms=norms,
-                    factors=every_factor,
-                    clipping=total.clipping,
-                    clipped=clipped,
-                    unclipped=lambda: {n: u.weighted_sum(whole.to(devices.get(n, device))) for n, u in uses.items()},
-                )
-                for observer in self.observers:
-                    observer.on_sums(shown)
-            for name in list(uses):
-                total.add(name, clipped[name] if name in clipped else summed(name))
-                del uses[name]  # its tensors go as soon as they are summed
+            weights = (factors * scale).to(factors.dtype)
+            if not self.observers:
+                for name, clipped in uses.sums(weights, last=True):
+                    total.add(name, clipped)
+                return
+            sums = dict(uses.sums(weights))
+            shown = Sums(
+                norms=norms,
+                factors=every_factor,
+                clipping=total.clipping,
+                clipped=sums,
+                unclipped=lambda: dict(uses.sums(torch.ones_like(factors) * scale)),
+            )
+            for observer in self.observers:
+                observer.on_sums(shown)
+            for name, clipped in sums.items():
+                total.add(name, clipped)
 
     def _masked(self, p: nn.Parameter, use: Contribution) -> Contribution:
         mask = self.mask_of(p)
         return use.masked(mask) if isinstance(mask, PartialMask) else use
-
-    def _norms(
-        self,
-        uses: dict[str, Contribution],
-        clipping: Clipping,
-        examples: int,
-        devices: dict[str, torch.device],
-        device: torch.device,
-    ) -> Tensor:
-        """[examples, blocks], float64, over live parameters."""
-        squares = torch.zeros((examples, len(clipping.blocks)), dtype=torch.float64, device=device)
-        for name, use in uses.items():
-            squares[:, clipping.block_of[name]] += use.squared_norms().to(squares)
-        finite = squares.isfinite().all(1)
-        if not finite.all():
-            # Squares overflow in float32 long before gradients do, and under a mean loss the number of examples
-            # decides where. Norms that can be told exactly are: whether an example counts must not hang on the others.
-            lost = (~finite).nonzero().squeeze(1)
-            exact = torch.zeros((len(lost), squares.shape[1]), dtype=torch.float64, device=device)
-            for name, use in uses.items():
-                found = use.exact_squared_norms(lost.to(devices.get(name, device)))
-                exact[:, clipping.block_of[name]] += found.to(exact)
-            squares[lost] = exact
-        return squares.sqrt_()

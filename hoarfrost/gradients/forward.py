@@ -59,14 +59,16 @@ class ByRule(Wrapped):
         self.rule = rule
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        engine = self.engine
-        if engine.seen is not None or engine.active:
-            self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
+        engine, module = self.engine, self.module
+        if engine.seen is None and not engine.active:
+            return self.original(*args, **kwargs)
+        self.rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
         if engine.seen is not None:
             return self._shown(engine.seen, *args, **kwargs)
-        if not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
+        own = module.parameters() if self.rule.recurse else module._parameters.values()
+        if not any(p is not None and p.requires_grad for p in own):
             return self.original(*args, **kwargs)
-        return self.rule.forward(engine, self.module, self.original, args, kwargs)
+        return self.rule.forward(engine, module, self.original, args, kwargs)
 
     def _shown(self, seen: Seen, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""
@@ -109,7 +111,7 @@ class Root(Wrapped):
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
-        tensors = probe.tensors_in((args, kwargs))
+        tensors = probe.tensors_in((args, kwargs) if kwargs else args)
         where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))

@@ -178,7 +178,8 @@ class Examples:
 
 def tensors_in(arguments: Any) -> list[Tensor]:
     """The tensors in a model's arguments that could hold examples."""
-    return [item for item in tree_flatten(arguments)[0] if isinstance(item, Tensor) and item.dim()]
+    simple = type(arguments) is tuple and all(isinstance(item, Tensor) for item in arguments)  # as mostly
+    return [t for t in (arguments if simple else tree_flatten(arguments)[0]) if isinstance(t, Tensor) and t.dim()]
 
 
 def examples_in(tensors: list[Tensor], expected: int | None, batch_first: bool) -> Examples:

@@ -8,6 +8,7 @@ second forward, an exception in between leave nothing behind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +17,20 @@ from torch import Tensor
 from hoarfrost.errors import NotPrivate
 
 Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
+First = Callable[[Tensor, tuple[Tensor, ...]], bool]  # the same, and whether it is the first in its backward pass
+
+_ZERO = torch.zeros(())
+
+
+def at_full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast: a backward() inside of it must not round norms and sums to half precision."""
+    # To enter a context takes as long as a small layer's arithmetic, and mostly there is nothing to switch off.
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 class _Tap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, sink: First, *inputs: Tensor) -> Tensor:
         ctx.sink, ctx.anchor = sink, anchor
         ctx.save_for_backward(*inputs)
         # Not changed, but said to be: an output that is an input would be a view, and `ReLU(inplace=True)` after the
@@ -31,14 +41,14 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors  # read once: activation checkpointing allows no more
-        # A backward() inside of autocast must not round norms and sums to half precision.
-        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-            ctx.sink(gradient.detach(), inputs)
-        if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate what comes out
+        differentiable = torch.is_grad_enabled()  # create_graph=True: somebody may differentiate what comes out
+        with at_full_precision(gradient.device), torch.no_grad() if differentiable else nullcontext():
+            first = ctx.sink(gradient.detach() if differentiable else gradient, inputs)
+        if differentiable:
             gradient = _Once.apply(gradient, ctx.anchor)
-        # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
-        # gradients, and not `torch.autograd.grad` asking for an input's.
-        return gradient, torch.zeros(()), None, *(None for _ in inputs)
+        # The anchor gets a zero, from one tap in each pass: its hook is how the engine learns that this is a backward
+        # pass that accumulates gradients, and not `torch.autograd.grad` asking for an input's.
+        return gradient, _ZERO if first else None, None, *(None for _ in inputs)
 
 
 class _Once(torch.autograd.Function):
@@ -58,7 +68,7 @@ class _Once(torch.autograd.Function):
         )
 
 
-def tap(output: Tensor, anchor: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
+def tap(output: Tensor, anchor: Tensor, sink: First, *inputs: Tensor) -> Tensor:
     """``output``, with ``sink(gradient of output, inputs)`` called when the backward pass reaches it.
 
     ``anchor`` is a leaf that requires a gradient: it keeps the tap in the graph even where nothing before it needs one.

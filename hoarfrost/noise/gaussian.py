@@ -1,7 +1,11 @@
 """Gaussian noise for the releases, from a cryptographic generator."""
 
+from __future__ import annotations
+
+import math
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, pairwise
 from typing import NamedTuple
@@ -49,6 +53,8 @@ class Noise:
     def __init__(self, seed: int | None = None, *, _chacha: bool = False) -> None:
         self._stream = Keystream("noise", seed)
         self._chacha = _chacha  # also on the CPU, so that it can be tested without a GPU
+        # Not where the noise shall be repeatable: what a call gets would depend on the calls before.
+        self._reserve = None if self.seeded or _chacha else _Reserve(self._draw)
 
     @property
     def seeded(self) -> bool:
@@ -75,16 +81,20 @@ class Noise:
                 noise.
             stds: one standard deviation per tensor.
         """
-        draw = self._stream.next_draw()
-        numbers = count()
         afterwards: list[tuple[Tensor, Tensor]] = []
-        for (device, dtype), pieces in _by_kind(tensors, stds, afterwards).items():
+        kinds = _by_kind(tensors, stds, afterwards)
+        if self._reserve is None or not self._reserve.add_(kinds):
+            self._draw(kinds)
+        for tensor, noise in afterwards:
+            tensor.detach().add_(noise)
+
+    def _draw(self, kinds: Kinds) -> None:
+        draw, numbers = self._stream.next_draw(), count()
+        for (device, dtype), pieces in kinds.items():
             on_cpu = device.type == "cpu" and not self._chacha
             add = partial(_add_aes, self._stream) if on_cpu else partial(_add_chacha, self._stream.subkey("chacha"))
             for parts in _chunks(pieces, CPU_CHUNK // dtype.itemsize if on_cpu else DEVICE_CHUNK):
                 add(draw, next(numbers), dtype, parts)
-        for tensor, noise in afterwards:
-            tensor.detach().add_(noise)
 
     def standard(
         self, shape: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -108,24 +118,64 @@ class _Piece(NamedTuple):
     std: float
 
 
-def _by_kind(
-    tensors: Sequence[Tensor], stds: Sequence[float], afterwards: list[tuple[Tensor, Tensor]]
-) -> dict[tuple[torch.device, torch.dtype], list[_Piece]]:
+Kinds = dict[tuple[torch.device, torch.dtype], list[_Piece]]
+
+
+class _Reserve:
+    """Numbers that are drawn ahead, for tensors so small that drawing takes longer than adding.
+
+    Guarantees:
+        None of them is handed out twice. They are used by the process that drew them: a forked child, which has the
+        same ones, draws its own.
+    """
+
+    SIZE = 1 << 15
+    MOST = SIZE // 16  # that one call may take
+    KIND = (torch.device("cpu"), torch.float32)
+
+    def __init__(self, draw: Callable[[Kinds], None]) -> None:
+        self._draw = draw
+        self._numbers, self._next, self._owner = torch.empty(0), 0, os.getpid()
+        self._lock = threading.Lock()
+
+    def add_(self, kinds: Kinds) -> bool:
+        """Adds noise to small pieces of one kind; False if they are not."""
+        if len(kinds) != 1 or self.KIND not in kinds:
+            return False
+        pieces = kinds[self.KIND]
+        wanted = sum(piece.stop for piece in pieces)
+        if wanted > self.MOST:
+            return False
+        _add(pieces, self._take(wanted))
+        return True
+
+    def _take(self, wanted: int) -> Tensor:
+        with self._lock:
+            if self._next + wanted > len(self._numbers) or self._owner != os.getpid():
+                fresh = torch.zeros(self.SIZE)  # not over the old ones, which another thread may be adding
+                self._draw({self.KIND: [_Piece(fresh, 0, self.SIZE, 1.0)]})
+                self._numbers, self._next, self._owner = fresh, 0, os.getpid()
+            start, self._next = self._next, self._next + wanted
+            return self._numbers[start : self._next]
+
+
+def _by_kind(tensors: Sequence[Tensor], stds: Sequence[float], afterwards: list[tuple[Tensor, Tensor]]) -> Kinds:
     """The tensors as flat pieces, by device and by the precision of their noise.
 
     A tensor with gaps gets its noise in a buffer of its own: the pair of them goes to `afterwards`.
     """
     if len(tensors) != len(stds):
         raise InvalidValue(f"give one standard deviation for each tensor: got {len(tensors)} tensors, {len(stds)} stds")
-    kinds: dict[tuple[torch.device, torch.dtype], list[_Piece]] = {}
+    kinds: Kinds = {}
     for tensor, std in zip(tensors, stds, strict=True):
-        validate.not_negative(std=std)
-        validate.finite(std=std)
+        if not 0 <= std < math.inf:
+            validate.not_negative(std=std)
+            validate.finite(std=std)
         if not tensor.is_floating_point():
             raise InvalidValue(f"noise needs a floating-point tensor, got {tensor.dtype}")
         if std == 0 or tensor.numel() == 0:
             continue
-        flat = _flat(tensor.detach())
+        flat = _flat(tensor.detach() if tensor.requires_grad else tensor)
         dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         if flat is None:
             buffer = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
@@ -140,7 +190,7 @@ def _by_kind(
 def _flat(tensor: Tensor) -> Tensor | None:
     """A flat view, whatever the order of the dimensions in memory; None for a tensor with gaps."""
     if tensor.is_contiguous():
-        return tensor.view(-1)
+        return tensor if tensor.dim() == 1 else tensor.view(-1)
     outermost_first = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     in_memory_order = tensor.permute(outermost_first)
     return in_memory_order.view(-1) if in_memory_order.is_contiguous() else None

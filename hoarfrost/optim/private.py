@@ -58,6 +58,7 @@ class PrivateOptimizer(Optimizer):
         self.inner, self.engine, self.mechanism, self.account = inner, engine, mechanism, account
         self.parameters, self.loader = dict(parameters), loader
         self.expected_batch = expected_batch
+        self._moved = [id(p) for group in inner.param_groups for p in group["params"]]
         self.controller: FreezeController | None = None  # if anything is frozen
         self.ended = False  # a later stage has taken over the model
         self.stepped = False  # whether the last step() was a real one, or waits for further chunks of its batch
@@ -228,8 +229,8 @@ class PrivateOptimizer(Optimizer):
         )
 
     def _refuse_changed_parameters(self) -> None:
-        moved = {p for group in self.inner.param_groups for p in group["params"]}
-        if moved != set(self.parameters.values()):
+        moved = [id(p) for group in self.inner.param_groups for p in group["params"]]
+        if moved != self._moved and set(moved) != set(map(id, self.parameters.values())):
             raise NotPrivate(
                 "the parameters of the optimizer changed since make_private: they would be trained without privacy, or "
                 "not at all. Build the optimizer with all parameters before make_private."

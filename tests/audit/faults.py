@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hoarfrost.clipping import Adaptive, Clipper, Clipping, Local, PerLayer
-from hoarfrost.gradients import ClippedSum, Engine
+from hoarfrost.gradients import ClippedSum
+from hoarfrost.gradients.uses import Uses
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
 
@@ -37,7 +38,7 @@ class Fault:
 def around(patch: Patch, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     """``wrapper(original, self, ...)`` takes the method's place."""
     original = getattr(owner, name)
-    patch.setattr(owner, name, lambda self, *args: wrapper(original, self, *args))
+    patch.setattr(owner, name, lambda self, *args, **named: wrapper(original, self, *args, **named))
 
 
 # Noise.
@@ -127,7 +128,7 @@ def noise_for_the_bound(bound: float) -> Callable[[Patch], None]:
 
 
 def nothing_clipped(patch: Patch) -> None:
-    patch.setattr(Clipping, "factors", lambda self, norms: norms.isfinite().float())
+    patch.setattr(Clipping, "factors", lambda self, norms, **_: norms.isfinite().float())
 
 
 def clipping_after_summation(patch: Patch) -> None:
@@ -142,24 +143,26 @@ def clipping_after_summation(patch: Patch) -> None:
 
 
 def mask_after_the_norm(patch: Patch) -> None:
-    def norms(original: Any, engine: Engine, uses: dict[str, Any], *rest: Any) -> Tensor:
-        return original(engine, dict(list(uses.items())[:-1]), *rest)
+    around(patch, Uses, "norms", lambda original, uses: norms_of(original, uses, slice(None, -1)))
 
-    around(patch, Engine, "_norms", norms)
+
+def norms_of(original: Callable[[Uses], Tensor], uses: Uses, parameters: slice) -> Tensor:
+    """The norms over some of the parameters alone."""
+    everything, uses._parts = uses._parts, uses._parts[parameters]
+    try:
+        return original(uses)
+    finally:
+        uses._parts = everything
 
 
 def global_without_the_drop(patch: Patch) -> None:
     """Everything is scaled by C/Z, as global clipping does; what is longer than Z should be dropped and is not."""
-    patch.setattr(Clipping, "factors", lambda self, norms: torch.where(norms.isfinite(), self.bounds[0] / 10, 0.0))
+    patch.setattr(Clipping, "factors", lambda self, norms, **_: torch.where(norms.isfinite(), self.bounds[0] / 10, 0.0))
 
 
 def batch_size_factor(patch: Patch) -> None:
     """Norms of gradients of the mean loss, factors for those of the sum."""
-
-    def norms(original: Any, engine: Engine, uses: dict[str, Any], total: Any, examples: int, *rest: Any) -> Tensor:
-        return original(engine, uses, total, examples, *rest) / examples
-
-    around(patch, Engine, "_norms", norms)
+    around(patch, Uses, "norms", lambda original, uses: original(uses) / uses.examples)
 
 
 def division_by_the_batch_that_was_drawn(patch: Patch) -> None:

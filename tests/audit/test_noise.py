@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,13 @@ from hoarfrost.audit.noise_audit import NoiseAudit
 from hoarfrost.audit.sensitivity_audit import SensitivityAudit
 from hoarfrost.audit.suite import Subject, run_suite
 from hoarfrost.freezing import Random
-from hoarfrost.gradients import Engine
+from hoarfrost.gradients import ClippedSum
+from hoarfrost.gradients.batch_sums import BatchSums
 from hoarfrost.gradients.contributions import MaskedOuter
+from hoarfrost.gradients.uses import Uses
 from hoarfrost.masks import PartialMask
 from hoarfrost.noise import Noise
+from hoarfrost.tickets import Ticket
 from tests.support.recipes import tiny
 
 
@@ -60,13 +64,21 @@ def test_missing_noise_is_caught_every_time(fault: str, monkeypatch: pytest.Monk
 def test_chunks_and_views_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is clipped in the first chunk alone, and norms that are divided by the number of views."""
     model, shape = nn.Linear(6, 5), (6,)
-    right = Engine._norms
+    right = Uses.norms
     assert audit.sensitivity(model=model, shape=shape, views=3, max_physical_batch=6, rounds=1).passed
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) / self.views)
+        patch.setattr(Uses, "norms", lambda self: right(self) / 3)
         assert not audit.sensitivity(model=model, shape=shape, views=3, rounds=1).passed
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_norms", lambda self, *args: right(self, *args) * float(self.sums.ticket.chunk.first))
+        in_the_first: list[bool] = []
+        cover = BatchSums.cover
+
+        def covering(self: BatchSums, ticket: Ticket, *args: Any) -> ClippedSum:
+            in_the_first.append(ticket.chunk.first)
+            return cover(self, ticket, *args)
+
+        patch.setattr(BatchSums, "cover", covering)
+        patch.setattr(Uses, "norms", lambda self: right(self) * float(in_the_first[-1]))
         assert audit.sensitivity(model=model, shape=shape, rounds=1).passed
         assert not audit.sensitivity(model=model, shape=shape, max_physical_batch=1, rounds=1).passed
 

@@ -133,7 +133,7 @@ def test_each_of_the_run_s_layers_is_audited(block: int, monkeypatch: pytest.Mon
     assert right.mu_lower > 0.5
     assert audit.sensitivity(clip=clip, rounds=1).passed
 
-    def factors(original: Any, clipping: Clipping, norms: Tensor) -> Tensor:
+    def factors(original: Any, clipping: Clipping, norms: Tensor, **_: Any) -> Tensor:
         return original(clipping, norms).index_fill(1, torch.tensor([block]), 1.0)
 
     def add(original: Any, noise: Noise, tensors: list[Tensor], stds: list[float]) -> None:

@@ -60,7 +60,7 @@ def test_the_network_is_left_as_it_was() -> None:
 
 
 def test_a_release_that_is_not_finite_is_an_infinite_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Clipping, "factors", lambda self, norms: torch.full_like(norms, torch.nan))
+    monkeypatch.setattr(Clipping, "factors", lambda self, norms, **_: torch.full_like(norms, torch.nan))
     result = audit.sensitivity(rounds=1)
     assert result.ratio == torch.inf
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["ratio"] is None

@@ -230,7 +230,7 @@ def wrong_block_index(patch: pytest.MonkeyPatch) -> None:
 def bound_of_another_block(patch: pytest.MonkeyPatch) -> None:
     original = Clipping.factors
 
-    def factors(self: Clipping, norms: Tensor) -> Tensor:
+    def factors(self: Clipping, norms: Tensor, **_: bool) -> Tensor:
         turned = self.bounds[::-1]
         factors = original(self, norms)
         return torch.minimum(torch.where(factors < 0.999, math.inf, 1.0), norms.new_tensor(turned) / norms)
@@ -241,18 +241,18 @@ def bound_of_another_block(patch: pytest.MonkeyPatch) -> None:
 def one_norm_for_all_blocks(patch: pytest.MonkeyPatch) -> None:
     original = Clipping.factors
     patch.setattr(
-        Clipping, "factors", lambda self, norms: original(self, norms.norm(dim=1, keepdim=True).expand_as(norms))
+        Clipping, "factors", lambda self, norms, **_: original(self, norms.norm(dim=1, keepdim=True).expand_as(norms))
     )
 
 
 def first_factor_for_all_blocks(patch: pytest.MonkeyPatch) -> None:
     original = Clipping.factors
-    patch.setattr(Clipping, "factors", lambda self, norms: original(self, norms)[:, :1].expand_as(norms))
+    patch.setattr(Clipping, "factors", lambda self, norms, **_: original(self, norms)[:, :1].expand_as(norms))
 
 
 def factors_above_one_cut(patch: pytest.MonkeyPatch) -> None:
     original = Clipping.factors
-    patch.setattr(Clipping, "factors", lambda self, norms: original(self, norms).clamp(max=1))
+    patch.setattr(Clipping, "factors", lambda self, norms, **_: original(self, norms).clamp(max=1))
 
 
 def statistic_not_cut_to_its_bound(patch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_the_largest_noisy_sums_of_the_last_epoch_are_live(rate: float, cooling:
 def test_what_is_frozen_takes_up_noise_and_can_come_back() -> None:
     """Noise of the right size, drawn once a step, for live and frozen coordinates alike."""
     model = net()
-    private = make(model, freeze=Ranked(0.9), noise_multiplier=2.0, sample_rate=0.5, steps=20)
+    private = make(model, freeze=Ranked(0.9), noise_multiplier=2.0, sample_rate=0.5, steps=20, seed=0)
     shown, masks, weight = seen(private), [], model[3].weight
     for number in range(20):
         step(private)

@@ -1,6 +1,8 @@
 """Noise of the size asked for, on every element, once, and independent of everything."""
 
 import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -259,3 +261,47 @@ def test_what_makes_no_sense_is_refused_before_anything_is_touched(tensors, stds
 def test_noise_cannot_be_copied():
     with pytest.raises(NotPrivate, match="copied"):
         copy.deepcopy(Noise())
+
+
+# Small tensors are served from numbers that were drawn ahead.
+
+
+def test_small_tensors_get_normal_numbers_none_of_them_twice():
+    noise, found = Noise(), []
+    for _ in range(1500):
+        parts = [torch.zeros(9, 37), torch.zeros(331)]
+        noise.add_(parts, [1.0, 1.0])
+        found += [part.flatten() for part in parts]
+    z = torch.cat(found)
+    # Box and Muller's float32 numbers coincide now and then; stretches of them do not.
+    assert len({tuple(stretch) for stretch in z[: len(z) // 4 * 4].view(-1, 4).tolist()}) == len(z) // 4
+    assert stats.kstest(z.double().numpy(), "norm").pvalue > 1e-6
+
+
+def test_small_tensors_have_the_standard_deviations_asked_for():
+    noise, narrow, wide = Noise(), torch.zeros(2000, 5), torch.zeros(2000, 5)
+    for a, b in zip(narrow, wide, strict=True):
+        noise.add_([a, b], [0.5, 3.0])
+    assert narrow.std() == pytest.approx(0.5, rel=0.05)
+    assert wide.std() == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_forked_child_does_not_use_what_its_parent_drew_ahead():
+    noise = Noise()
+    noise.standard((3,))  # so that there are numbers left to be used twice
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, noise.standard((64,)).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(read, 256), dtype=np.float32)
+    os.close(read), os.close(write)
+    assert not np.isin(theirs, noise.standard((64,)).numpy()).any()
+
+
+def test_threads_that_take_small_tensors_at_once_get_different_numbers():
+    noise = Noise()
+    with ThreadPoolExecutor(8) as pool:
+        found = torch.stack(list(pool.map(lambda _: noise.standard((64,)), range(4000))))
+    assert len({tuple(row) for row in found.tolist()}) == 4000

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import hoarfrost
 from hoarfrost.clipping import Clipping
-from hoarfrost.gradients.engine import Engine
+from hoarfrost.gradients.uses import Uses
+from tests.audit.faults import around, norms_of
 from tests.programs.corpus import Private, Program
 from tests.programs.examples import vectors
 from tests.programs.loops import fit, two_layers
@@ -64,25 +64,20 @@ def verdict(program: Any, must: Private = Private()) -> str:  # noqa: B008 - fro
 
 def test_clipping_to_twice_the_norm_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = Clipping.factors
-    monkeypatch.setattr(Clipping, "factors", lambda self, norms: factors(self, norms / 2))
+    monkeypatch.setattr(Clipping, "factors", lambda self, norms, **_: factors(self, norms / 2))
     assert "moves the sum by 2" in verdict(plain, Private(oracle=False))
     assert "from the oracle" in verdict(plain)
 
 
 def test_a_step_on_half_of_the_gradient_is_seen_by_the_oracle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = Clipping.factors
-    monkeypatch.setattr(Clipping, "factors", lambda self, norms: factors(self, norms) / 2)
+    monkeypatch.setattr(Clipping, "factors", lambda self, norms, **_: factors(self, norms) / 2)
     assert Program(plain, vectors, Private(oracle=False)).verdict() is None
     assert "from the oracle" in verdict(plain)
 
 
 def test_norms_of_one_parameter_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    norms = Engine._norms
-
-    def of_the_last(self: Engine, uses: Any, *rest: Any) -> Tensor:
-        return norms(self, dict([list(uses.items())[-1]]), *rest)
-
-    monkeypatch.setattr(Engine, "_norms", of_the_last)
+    around(monkeypatch, Uses, "norms", lambda original, uses: norms_of(original, uses, slice(-1, None)))
     assert "one example moves the sum by" in verdict(plain, Private(oracle=False))
 
 

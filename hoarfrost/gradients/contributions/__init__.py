@@ -8,13 +8,14 @@ per-example gradients.
 from hoarfrost.gradients.contributions.base import Contribution, Masked
 from hoarfrost.gradients.contributions.dense import Dense
 from hoarfrost.gradients.contributions.masked import GatheredOuter, LiveOnly, MaskedOuter
-from hoarfrost.gradients.contributions.outer import Block, Outer
+from hoarfrost.gradients.contributions.outer import BesideOuter, Block, Outer
 from hoarfrost.gradients.contributions.reused import Reused, combine
 from hoarfrost.gradients.contributions.rounding import at_least_float32
 from hoarfrost.gradients.contributions.rows import Rows
 from hoarfrost.gradients.contributions.window import Window, live_window
 
 __all__ = [
+    "BesideOuter",
     "Block",
     "Contribution",
     "Dense",

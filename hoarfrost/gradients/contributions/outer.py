@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,13 @@ from hoarfrost.gradients import buffers, costs, sparse
 from hoarfrost.gradients.contributions.base import Contribution, Masked
 from hoarfrost.gradients.contributions.dense import Dense
 from hoarfrost.gradients.contributions.masked import GatheredOuter, LiveOnly, MaskedOuter
-from hoarfrost.gradients.contributions.rounding import at_least_float32, gram_norms, lost_to_underflow, squares
+from hoarfrost.gradients.contributions.rounding import (
+    at_least_float32,
+    gram_norms,
+    lost_to_underflow,
+    squares,
+    underflow,
+)
 from hoarfrost.masks import PartialMask
 
 
@@ -23,15 +31,18 @@ class Outer(Contribution):
 
     def squared_norms(self) -> Tensor:
         positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
-        method = costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type))
-        if method == "product":
-            tiny = torch.finfo(self.a.dtype).tiny
-            return (squares(self.a) + p * tiny) * (squares(self.g) + d * tiny)
-        if method == "gram":
+        if positions == 1:
+            return _upwards(squares(self.a), underflow(self.a)) * _upwards(self.g_squares, underflow(self.g))
+        if costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type)) == "gram":
             return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
         written = buffers.lend(self, (self.examples, d, p), self.a)
         self._written = torch.bmm(self.g.mT, self.a, out=written)
         return squares(self._written)
+
+    @cached_property
+    def g_squares(self) -> Tensor:
+        """‖g‖² of each example, which are a bias's squared norms, too, where there is one position."""
+        return squares(self.g)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
@@ -62,6 +73,21 @@ class Outer(Contribution):
         if method == "pieces":
             return Masked(self, mask)
         return GatheredOuter(self, mask) if method == "gathered" else MaskedOuter(self, mask)
+
+
+def _upwards(squared: Tensor, lost: float) -> Tensor:
+    return squared + lost if lost else squared
+
+
+class BesideOuter(Dense):
+    """A bias's gradients, which are the output gradients of ``weight`` at its one position: squared once for both."""
+
+    def __init__(self, weight: Outer):
+        super().__init__(weight.g[:, 0])
+        self.weight = weight
+
+    def squared_norms(self) -> Tensor:
+        return self.weight.g_squares
 
 
 class Block(Contribution):

@@ -14,6 +14,8 @@ ROUNDING = 1e-6
 # Where gradients are written out just for their norm, it is for as many examples at a time as fit into so many numbers.
 WRITTEN_AT_ONCE = 1 << 24
 SHORT = 1024  # numbers that are squared and added up in float32
+FEW = 1 << 14  # numbers that are squared in float64, which needs a copy, but fewer calls
+TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
 def at_least_float32(t: Tensor) -> Tensor:
@@ -25,8 +27,11 @@ def squares(t: Tensor) -> Tensor:
     """‖t_b‖² of each row, in float64.
 
     A long sum in float32 loses small numbers beside a large one: an example made for that would be clipped too little.
-    Short sums are added up in float64.
+    Short sums are added up in float64. What underflows when it is squared in float32 is lost (`underflow`).
     """
+    if t.numel() <= FEW and t.dim() > 1:
+        few: Tensor = torch.linalg.vector_norm(t, dim=tuple(range(1, t.dim())), dtype=torch.float64)
+        return few.square_()
     rows = t.flatten(1) if t.dim() > 1 else t[:, None]
     whole = rows.shape[1] // SHORT * SHORT
     total: Tensor = torch.linalg.vector_norm(rows[:, whole:] if whole else rows, dim=1).double().square_()
@@ -34,6 +39,11 @@ def squares(t: Tensor) -> Tensor:
         short = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2).double()
         total += short.square_().sum(1)
     return total
+
+
+def underflow(t: Tensor) -> float:
+    """The most that `squares` can have lost of a row because it underflowed."""
+    return 0.0 if t.numel() <= FEW and t.dim() > 1 else t[0].numel() * TINY[t.dtype] if len(t) else 0.0
 
 
 def gram_norms(inputs: Tensor, outputs: Tensor, p: int, d: int) -> Tensor:

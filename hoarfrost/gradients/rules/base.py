@@ -146,13 +146,14 @@ class LayerRule(Rule):
         groups = recorder.groups
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-            own = module.named_parameters(recurse=False)
-            live = {name: recorder.mask_of(p) for name, p in own if recorder.trains(p)}
-            g = groups.split(gradient.movedim(dim, 0))
-            x, *saved = (groups.split(t.movedim(dim, 0), again=True) for t in inputs)
+            own = {name: p for name, p in module._parameters.items() if p is not None}
+            live = {name: recorder.mask_of(p) for name, p in own.items() if recorder.trains(p)}
+            if dim:
+                gradient, inputs = gradient.movedim(dim, 0), tuple(t.movedim(dim, 0) for t in inputs)
+            x, *saved = [groups.split(t, again=True) for t in inputs]
             missing = set(live)
-            for name, contribution in self.contributions(module, x, g, live, *saved):
-                recorder.add(module.get_parameter(name), contribution)
+            for name, contribution in self.contributions(module, x, groups.split(gradient), live, *saved):
+                recorder.add(own[name], contribution)
                 missing.discard(name)
             if missing:
                 raise NotPrivate(
@@ -185,6 +186,8 @@ class LayerRule(Rule):
 
 def flatten_positions(t: Tensor) -> Tensor:
     """[B, K, ..., channels] → [B, T, channels]."""
+    if t.dim() == 3:
+        return t
     return t.reshape(t.shape[0], -1, t.shape[-1]) if t.numel() else t.new_zeros(t.shape[0], 1, t.shape[-1])
 
 
@@ -217,15 +220,18 @@ def sum_positions(g: Tensor) -> Tensor:
     return g[:, 0] if g.shape[1] == 1 else at_least_float32(g).sum(1)
 
 
-@contextmanager
-def detached(module: nn.Module) -> Iterator[None]:
+class detached:
     """The module's own parameters stand outside autograd while this lasts; the parameters themselves are untouched."""
-    own = module._parameters
-    module.__dict__["_parameters"] = {name: None if p is None else p.detach() for name, p in own.items()}
-    try:
-        yield
-    finally:
-        module.__dict__["_parameters"] = own
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._own = module, module._parameters
+
+    def __enter__(self) -> None:
+        outside = {name: None if p is None else p.detach() for name, p in self._own.items()}
+        self._module.__dict__["_parameters"] = outside
+
+    def __exit__(self, *_: object) -> None:
+        self._module.__dict__["_parameters"] = self._own
 
 
 def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotPrivate:

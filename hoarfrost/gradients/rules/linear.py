@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hoarfrost.gradients.contributions import Block, Dense, Outer
+from hoarfrost.gradients.contributions import BesideOuter, Block, Dense, Outer
 from hoarfrost.gradients.rules.base import (
     LayerRule,
     LiveMasks,
@@ -24,10 +24,12 @@ class LinearRule(LayerRule):
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
         x, g = flatten_positions(x), flatten_positions(g)
+        outer = Outer(g, x) if self.transposed else Outer(x, g)
         if "weight" in live:
-            yield "weight", Outer(g, x) if self.transposed else Outer(x, g)
+            yield "weight", outer
         if "bias" in live:
-            yield "bias", Dense(sum_positions(g))
+            beside = "weight" in live and not self.transposed and g.shape[1] == 1
+            yield "bias", BesideOuter(outer) if beside else Dense(sum_positions(g))
 
 
 class TransposedLinearRule(LinearRule):

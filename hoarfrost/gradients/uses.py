@@ -1,0 +1,85 @@
+"""What one backward pass brings to all parameters: the norms of its examples, and their clipped sums."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoarfrost.clipping import Clipping
+from hoarfrost.gradients.contributions import Contribution
+
+
+class _Part(NamedTuple):
+    name: str
+    use: Contribution
+    block: int
+    device: torch.device
+
+
+class Uses:
+    """Per-example gradients by name, in the blocks of a clipping.
+
+    Args:
+        uses: what each parameter gets.
+        clipping: its blocks are what norms are taken over.
+        like: a tensor for each, on its device.
+        device: where norms and factors are.
+    """
+
+    def __init__(
+        self, uses: Mapping[str, Contribution], clipping: Clipping, like: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self.clipping, self.device = clipping, device
+        self.examples = next(iter(uses.values())).examples
+        self._parts = [_Part(name, use, clipping.block_of[name], like[name].device) for name, use in uses.items()]
+
+    def norms(self) -> Tensor:
+        """[examples, blocks], float64."""
+        squares = self._squares()
+        if self.examples == 0 or math.isfinite(squares.amax()):
+            return squares.sqrt()
+        # Squares overflow in float32 long before gradients do, and under a mean loss the number of examples decides
+        # where. Norms that can be told exactly are: whether an example counts must not hang on the others.
+        lost = (~squares.isfinite().all(1)).nonzero().squeeze(1)
+        exact = torch.zeros((len(lost), squares.shape[1]), dtype=torch.float64, device=self.device)
+        for part in self._parts:
+            exact[:, part.block] += part.use.exact_squared_norms(lost.to(part.device)).to(exact)
+        return squares.index_copy(0, lost, exact).sqrt_()
+
+    def _squares(self) -> Tensor:
+        """As far as float32 has room for them."""
+        blocks: list[Tensor | None] = [None] * len(self.clipping.blocks)
+        for part in self._parts:
+            found, before = part.use.squared_norms(), blocks[part.block]
+            if found.dtype != torch.float64 or part.device != self.device:
+                found = found.to(self.device, torch.float64)
+            blocks[part.block] = found if before is None else before + found
+        if len(blocks) == 1 and blocks[0] is not None:
+            return blocks[0].unsqueeze(1)
+        nothing = torch.zeros(self.examples, dtype=torch.float64, device=self.device)
+        return torch.stack([nothing if block is None else block for block in blocks], 1)
+
+    def take(self, index: Tensor) -> None:
+        """From now on there are the examples of ``index`` only."""
+        self.examples = len(index)
+        self._parts = [part._replace(use=part.use.take(index.to(part.device))) for part in self._parts]
+
+    def sums(self, weights: Tensor, *, last: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Σ_b weights[b] · gradient_b of each parameter, with the weights of its block, [examples, blocks].
+
+        Args:
+            last: nothing more is asked for: what was summed may go.
+        """
+        columns, todo = weights.unbind(1), deque(self._parts)
+        if last:
+            self._parts = []
+        while todo:
+            part = todo.popleft()
+            column = columns[part.block]
+            total = part.use.weighted_sum(column if part.device == self.device else column.to(part.device))
+            yield part.name, total

@@ -21,8 +21,8 @@ class Loss(ABC):
     `outputs`; if its targets are real numbers, derive it from `Regression`.
 
     Guarantees:
-        An example moves its own term of the mean and no other. Nothing is divided by a sum over the batch but the
-        number of examples, which `make_private` undoes.
+        An example moves its own term and no other. Training differentiates the sum (`PrivateOptimizer.backward`):
+        nothing is divided by anything that other examples have a say in.
     """
 
     real_targets: ClassVar[bool] = False  # else targets are integers: the classes, from 0
@@ -42,12 +42,16 @@ class Loss(ABC):
             classes: the number of classes; None if the targets are real numbers.
         """
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the batch; NaN if it is empty."""
+    def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`per_example`, seen to be one number for each."""
         losses = self.per_example(outputs, targets)
         if losses.shape != outputs.shape[:1]:
             raise InvalidValue(f"{type(self).__name__}.per_example must give one number for each example")
-        return losses.mean()
+        return losses
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the batch; NaN if it is empty."""
+        return self.of_each(outputs, targets).mean()
 
     def logits(self, outputs: Tensor) -> Tensor | None:
         """A logit for each class [B, classes]; None if there are no classes."""

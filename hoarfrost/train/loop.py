@@ -75,10 +75,10 @@ def train(
             taken = private.steps_taken
             optimizer.zero_grad()
             outputs = model(x)
-            mean = loss(outputs, y)
-            mean.backward()
+            losses = loss.of_each(outputs, y)
+            optimizer.backward(losses)
             optimizer.step()
-            average.add(mean, loss.logits(outputs), y)
+            average.add(losses.detach().mean(), loss.logits(outputs), y)
             if private.steps_taken == taken:
                 continue  # a chunk of a batch whose rest is still to come
             if scheduler is not None:

@@ -64,7 +64,7 @@ class ByRule(Wrapped):
             self.rule.check(self.module, engine.name_of(self.module))  # model.train() may have changed the answer
         if engine.seen is not None:
             return self._shown(engine.seen, *args, **kwargs)
-        if not engine.active or not any(p.requires_grad for p in self.module.parameters(self.rule.recurse)):
+        if not engine.active or not any(p.requires_grad for p in self.rule.recorded(self.module)):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, self.module, self.original, args, kwargs)
 

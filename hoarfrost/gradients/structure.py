@@ -31,15 +31,12 @@ def refuse_unfit(model: nn.Module) -> None:
                 f"{name or 'the model'} is in TorchScript, which computes past the layers, where gradients cannot be "
                 "attributed to individual examples. Make the plain module private, and script it after the training"
             )
-        hooks = [type(hook).__name__ for hook in module._forward_pre_hooks.values()]
-        for hook in hooks:
-            if hook in ("WeightNorm", "SpectralNorm"):
-                instead = "weight_norm" if hook == "WeightNorm" else "spectral_norm"
-                raise NotPrivate(
-                    f"{name or 'the model'} has torch.nn.utils.{instead}, which computes its weight outside of the "
-                    "layer, where gradients cannot be attributed to individual examples. Use "
-                    f"torch.nn.utils.parametrizations.{instead}."
-                )
+        if any(type(hook).__name__ == "SpectralNorm" for hook in module._forward_pre_hooks.values()):
+            raise NotPrivate(
+                f"{name or 'the model'} has torch.nn.utils.spectral_norm, which computes its weight outside of the "
+                "layer, where gradients cannot be attributed to individual examples. Use "
+                "torch.nn.utils.parametrizations.spectral_norm."
+            )
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise NotPrivate(

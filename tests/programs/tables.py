@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.programs import (  # noqa: F401 - their programs register themselves
     right_backwards,
+    right_bare,
     right_batches,
     right_corners,
     right_loops,
@@ -13,6 +14,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_opacus,
     right_parts,
     wrong_account,
+    wrong_bare,
     wrong_crashes,
     wrong_loops,
     wrong_losses,
@@ -25,10 +27,8 @@ PROGRAMS: dict[str, Program] = {**RIGHT, **WRONG}
 
 # Right programs that are refused or wrong today, each with the reason. One that comes out right has to leave.
 KNOWN_FAILURES: dict[str, str] = {
-    "a_list_of_parameters": "the module above reads what a ParameterList holds, and the list itself never runs",
     "names_by_a_character_lstm_that_is_handed_its_hidden_state": "the probe takes examples along one dimension of all "
     "arguments alike, and runs the model on two rows of words with the hidden states of all",
-    "pruned_weights": "torch.nn.utils.prune computes the weight in a hook before the module runs, outside of its rule",
 }
 
 # Programs that take seconds: what they import, or compile.

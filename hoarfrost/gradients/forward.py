@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hoarfrost.gradients import probe
+from hoarfrost.gradients.arguments import examples_in, tensors_in
+from hoarfrost.gradients.carried import Carried
 from hoarfrost.gradients.empty_run import run_on_nothing
 from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
@@ -95,6 +96,7 @@ class Root(Wrapped):
         super().__init__(engine, module)
         # A torch.compile around the private model (or around a loop that calls it) leaves out what is in here.
         self._uncompiled = torch.compiler.disable(self._run)
+        self._carried = Carried(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.engine.step() > 0:
@@ -109,8 +111,9 @@ class Root(Wrapped):
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
-        tensors = probe.tensors_in((args, kwargs))
-        where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
+        tensors = tensors_in((args, kwargs))
+        where = examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
+        self._carried.arriving(tensors, engine.sums.ticket)
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))
         engine.prober.before_run(where, (args, kwargs))
@@ -119,6 +122,7 @@ class Root(Wrapped):
         with engine.running(where.rows, run):
             output = self.original(*args, **kwargs)
         engine.state.ran()
+        self._carried.leaving(output, tensors, engine.sums.ticket)
         return output
 
 

@@ -89,6 +89,12 @@ class Structure:
                 "torch.func.functional_call does: the gradient there is not that of the parameter that is trained. "
                 "Call the model itself, or put what changes its weights into a module (torch.nn.utils.parametrize)"
             )
+        if now is None:
+            return NotPrivate(
+                f"the parameter {path} was there at make_private and is gone, as after torch.nn.utils.prune or a "
+                "parametrization: what stands in its place would not be trained. Change the model first, build the "
+                "optimizer, and make both private then"
+            )
         return NotPrivate(
             f"the parameter {path} is another object than at make_private, as after load_state_dict(assign=True): the "
             "optimizer would go on with the old one, and nothing would be trained. Use load_state_dict without "

@@ -103,7 +103,7 @@ def a_list_of_parameters_read_from_outside(rows: Rows, make_private: MakePrivate
     fit(Outer(), rows, make_private)
 
 
-@wrong(vectors, refused("0.weight"))
+@wrong(vectors, refused("0.weight", "prune", "make both private then"))
 def weights_that_are_pruned_after_make_private(rows: Rows, make_private: MakePrivate) -> None:
     model = two_layers()
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, batch_size=4)

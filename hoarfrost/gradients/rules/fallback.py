@@ -18,7 +18,6 @@ from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, not_attributable
 
-
 WEIGHT_HOOKS = (BasePruningMethod, WeightNorm)  # hooks before `forward` that make a weight out of parameters
 
 

@@ -1,8 +1,9 @@
 """The examples in what a model is handed: how many there are, and in which dimension of each tensor.
 
 Tensors have them first, or second (`batch_first=False`). Some follow neither: the state of a recurrent network is
-[layers, examples, width] beside words [examples, time]. Which dimension of such a tensor counts examples shows when the
-model runs on a few of them (`guesses`): a wrong guess does not fit the rest.
+[layers, examples, width] beside words [examples, time]; and what all examples share may be as long as the batch by
+chance. Which dimension of a tensor counts examples, if any, shows when the model runs on a few of them (`guesses`): a
+wrong guess does not fit the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hoarfrost.errors import NotPrivate
 from hoarfrost.nested import map_tensors
 
 ArgumentDims = tuple[int | None, ...]  # of each tensor, in the order of `map_tensors`; None: the examples share it
-GUESSES = 64  # a model that fails at each of them has other reasons
+GUESSES = 64  # a model that fails at each of them has other reasons to
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,18 @@ class Examples:
 
         >>> words, state = torch.zeros(4, 9), torch.zeros(2, 4, 5)
         >>> list(Examples(4, batch_first=True).guesses((words, state)))
-        [(0, None), (0, 1)]
+        [(0, None), (0, 1), (None, 1)]
         """
         tensors = _walk(arguments)
         usual = self.dims(arguments)
         likely = dict.fromkeys([known, usual] if known is not None and self.fit(tensors, known) else [usual])
         yield from likely
         options = [
-            [dim, *(d for d, size in enumerate(t.shape) if size == self.rows and d != dim)]
+            dict.fromkeys([dim, *(d for d, size in enumerate(t.shape) if size == self.rows), None])
             for t, dim in zip(tensors, usual, strict=True)
         ]
-        found = islice(product(*options), GUESSES)
-        yield from sorted((dims for dims in found if dims not in likely), key=lambda dims: dims.count(None))
+        found = [dims for dims in islice(product(*options), GUESSES) if dims not in likely and set(dims) != {None}]
+        yield from sorted(found, key=lambda dims: dims.count(None))
 
     def fit(self, tensors: Sequence[Tensor], dims: ArgumentDims) -> bool:
         """Whether these dimensions have as many rows as there are."""

@@ -40,13 +40,13 @@ class Carried:
                 "Begin every batch anew, with torch.zeros(...)."
             )
 
-    def leaving(self, output: Any, arguments: list[Tensor], ticket: Ticket | None) -> None:
-        """The model returns ``output`` for these arguments."""
+    def leaving(self, output: Any, ticket: Ticket | None) -> None:
+        """The model returns ``output`` for that chunk."""
         if not self._looks:
             return
         self._looks -= 1
         computed = [t for t in leaves(output) if isinstance(t, Tensor) and t.grad_fn is not None]
-        self._returned, self._ticket = _places(computed) - _places(arguments), ticket
+        self._returned, self._ticket = _places(computed), ticket
         if not self._looks:
             self._returned.clear()
 

@@ -122,7 +122,7 @@ class Root(Wrapped):
         with engine.running(where.rows, run):
             output = self.original(*args, **kwargs)
         engine.state.ran()
-        self._carried.leaving(output, tensors, engine.sums.ticket)
+        self._carried.leaving(output, engine.sums.ticket)
         return output
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
 from hoarfrost.nested import parts
 
@@ -202,6 +203,23 @@ def locate_outputs(engine: Engine, two: Seen, three: Seen) -> list[int | None]:
     if len(two.outputs) != len(three.outputs):
         return []
     return [_counting_dim(engine, a.shape, b.shape) for a, b in zip(two.outputs, three.outputs, strict=True)]
+
+
+def is_wrong(whole: Examples, two: Seen, three: Seen, outputs: list[int | None]) -> bool:
+    """Whether a guess leaves all rows of a batch in what layers are given or the model returns, or none in the latter.
+
+    That is, as many as the batch has, although the model ran on two of its examples, and on three.
+    """
+    place = 0 if whole.batch_first else 1
+
+    def shapes(seen: Seen) -> list[tuple[int, ...]]:
+        inputs = [calls for (_, kind), calls in seen.calls.items() if kind.endswith("input")]
+        reached = [shape for calls in inputs for call in calls for shape in call]
+        return [tuple(shape) for shape in (*reached, *(t.shape for t in seen.outputs)) if len(shape)]
+
+    pairs = zip(shapes(two), shapes(three), strict=False)
+    left = any(a == b and a[min(place, len(a) - 1)] == whole.rows for a, b in pairs)
+    return left or (any(t.dim() for t in two.outputs) and all(dim is None for dim in outputs))
 
 
 def order_of(seen: Seen) -> list[nn.Module]:

@@ -69,7 +69,8 @@ class Prober:
         failed: Exception | None = None
         for dims in where.guesses(arguments, self._arguments):
             try:
-                self.look(self._choose(where, arguments, dims))
+                guessed = dims not in (self._arguments, where.dims(arguments))
+                self.look(self._choose(where, arguments, dims), where if guessed else None)
             except HoarfrostError:
                 raise
             except Exception as error:
@@ -80,8 +81,7 @@ class Prober:
         assert failed is not None
         failed.add_note(
             "This came of running the model on a few examples of the batch, taken out of every tensor that it is "
-            "handed. If it runs on whole batches, hand it no tensor that examples share and that has as many rows as "
-            "they are: keep that in the model (register_buffer)."
+            "handed. If it does run on whole batches, keep what all examples share in the model (register_buffer)."
         )
         raise failed
 
@@ -92,8 +92,12 @@ class Prober:
         rows = [example * views + view for example in chosen for view in range(views)]
         return Few(len(chosen), views, dims, pick(arguments, dims, rows))
 
-    def look(self, few: Few) -> None:
-        """Where the examples are, and everything that can be seen of whether they mix."""
+    def look(self, few: Few, whole: Examples | None = None) -> None:
+        """Where the examples are, and everything that can be seen of whether they mix.
+
+        Args:
+            whole: the batch, if it was guessed where they are in it.
+        """
         engine = self.engine
         found: dict[Place, tuple[int | None, ...]] = {}
         with self._held_still() as kept, torch.no_grad():
@@ -104,8 +108,11 @@ class Prober:
                 found = probe.locate(engine, two, three) | found
                 if all((module, "input") in found for module in engine.ruled):
                     break  # or some layers are left out at random (LayerDrop), and others with other numbers
+            outputs = probe.locate_outputs(engine, two, three)
+            if whole is not None and probe.is_wrong(whole, two, three, outputs):
+                raise RuntimeError("a wrong guess of where the examples are in what the model is handed")
             self.dims |= found
-            self.outputs = probe.locate_outputs(engine, two, three)
+            self.outputs = outputs
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone

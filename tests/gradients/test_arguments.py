@@ -98,6 +98,41 @@ def test_an_error_of_the_model_s_own_is_told_as_it_is() -> None:
     assert any("taken out of every tensor" in note for note in found.value.__notes__)
 
 
+class TwoTowers(nn.Module):
+    """Two kinds of examples in one, and a mask that belongs to one of them, or to none."""
+
+    def __init__(self, masked: bool, size: int | None = None) -> None:
+        super().__init__()
+        self.words, self.layer, self.masked, self.size = nn.Embedding(11, 3), nn.Linear(3, 3), masked, size
+
+    def forward(self, x: Tensor, words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.size in (None, len(x)), "other batches are not taken"
+        x = self.layer(x).masked_fill(mask[..., None], 0) if self.masked else self.layer(x)
+        return x.mean(1), self.words(words).mean(1)
+
+
+def towers(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(rows, 4, 3), torch.randint(11, (rows, 4)), torch.tensor([False, True, False, False])
+
+
+@pytest.mark.parametrize("rows", [4, 2, 5])
+def test_what_examples_share_may_be_as_long_as_the_batch(rows: int) -> None:
+    torch.manual_seed(1)
+    engine = engine_for(TwoTowers(masked=True))
+    announce(engine, rows)
+    sum(t.square().sum() for t in engine.model(*towers(rows))).backward()
+    assert engine.prober._arguments == (0, 0, None)
+    assert engine.dims[engine.model.words] == engine.dims[engine.model.layer] == (0,)
+
+
+def test_examples_are_not_taken_for_shared_because_a_model_fails() -> None:
+    engine = engine_for(TwoTowers(masked=False, size=4))
+    announce(engine, 4)
+    with pytest.raises(AssertionError, match="other batches"):
+        engine.model(*towers(4))
+    assert engine.dims is None
+
+
 def test_what_examples_share_stays_shared_when_few_are_picked() -> None:
     where, shared = Examples(6, batch_first=True), torch.zeros(2, 3)
     assert where.dims((torch.zeros(6, 2), shared)) == (0, None)

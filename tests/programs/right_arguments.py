@@ -101,25 +101,25 @@ def a_model_that_is_handed_its_own_guess_for_the_same_batch(rows: Rows, make_pri
 
 
 class Returned(nn.Module):
-    """Hands back what it was given, and a weight."""
+    """Hands back what it was given, and some of its weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head = nn.Linear(12, 8), nn.Linear(8, 3)
+        self.layer, self.head = nn.Linear(12, 9), nn.Linear(9, 3)
 
-    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.head(torch.tanh(self.layer(x.flatten(1) * scale))), scale, self.head.weight[:1]
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.head(torch.tanh(self.layer(x.flatten(1) * scale)) + shift), scale, self.head.weight[0]
 
 
 @right(sequences)
-def a_constant_that_the_model_returns_and_is_handed_again(rows: Rows, make_private: MakePrivate) -> None:
+def constants_and_weights_that_the_model_returns_and_is_handed_again(rows: Rows, make_private: MakePrivate) -> None:
     model = Returned()
     private = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, batch_size=4, epochs=3)
     model, optimizer, loader = private
-    scale = torch.full((12,), 0.5)
+    scale, shift = torch.full((12,), 0.5), torch.zeros(9)
     for _ in range(3):
         for x, y in loader:
-            logits, scale, _ = model(x, scale)
+            logits, scale, shift = model(x, scale, shift.detach())
             optimizer.zero_grad()
             F.cross_entropy(logits, y).backward()
             optimizer.step()

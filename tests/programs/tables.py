@@ -28,10 +28,7 @@ from tests.programs.corpus import RIGHT, WRONG, Program
 PROGRAMS: dict[str, Program] = {**RIGHT, **WRONG}
 
 # Right programs that are refused or wrong today, each with the reason. One that comes out right has to leave.
-KNOWN_FAILURES: dict[str, str] = {
-    "a_memory_and_a_mask_as_long_as_the_batch": "a tensor that the loop makes and examples share, as long as "
-    "the first batch by chance, is taken for one with a row for each; the error has a note that says so",
-}
+KNOWN_FAILURES: dict[str, str] = {}
 
 # Programs that take seconds: what they import, or compile.
 SLOW = {

@@ -137,7 +137,7 @@ class Meeting:
         padding = padding if padding is None else padding % height
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
-            index = groups.split(inputs[0], again=True).long()  # some count from the end
+            index = groups.split(inputs[0], again=True).long() % height  # some count from the end
             self._record(made, rows_of_table(index, groups.split(gradient), height, padding))
 
         value = made.value.detach()

@@ -402,6 +402,13 @@ TABLE = [
 ]  # fmt: skip
 
 
+def copied(model: nn.Module, setting: Setting) -> nn.Module:
+    """A model of this setting with the same weights. Not by deepcopy, which refuses a weight that a hook computed."""
+    twin = setting.model().to(next(model.parameters()).dtype)
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
 def projected(output: Tensor) -> Tensor:
     """One number for each row, from weights that depend on the coordinate alone."""
     rows = torch.tanh(output.float() if output.dtype in (torch.float16, torch.bfloat16) else output).flatten(1)

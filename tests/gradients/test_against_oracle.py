@@ -9,7 +9,7 @@ from hoarfrost.gradients import Engine, costs
 from hoarfrost.masks import Channels, Mask, as_tensor, resolve_mask
 from hoarfrost.sampling import Chunk
 from tests import oracle
-from tests.gradients.settings import TABLE, Setting, patched, projected
+from tests.gradients.settings import TABLE, Setting, copied, patched, projected
 
 
 def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
@@ -93,13 +93,6 @@ def test_with_some_coordinates_frozen_clipped_sums_equal_the_oracle(
         got = found.get(name, torch.zeros_like(want))
         assert (got[~written[name]] == 0).all(), name
         torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-5 * clip_norm, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def copied(model: nn.Module, setting: Setting) -> nn.Module:
-    """Not by deepcopy, which refuses a weight that a hook has computed."""
-    twin = setting.model().to(next(model.parameters()).dtype)
-    twin.load_state_dict(model.state_dict())
-    return twin
 
 
 def cast(batch: object, dtype: torch.dtype) -> object:

@@ -14,8 +14,9 @@ from hoarfrost.gradients import probe
 from hoarfrost.gradients.arguments import ArgumentDims, Examples, pick
 from hoarfrost.gradients.few import Few
 from hoarfrost.gradients.kept import Kept, matches, refusal
-from hoarfrost.gradients.mixing import FORWARD, Look
+from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
+from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine

@@ -18,7 +18,7 @@ from benchmarks.machine import cores
 from benchmarks.workloads import WORKLOADS, Workload
 from hoarfrost.clipping import Local
 from hoarfrost.gradients import Engine
-from hoarfrost.gradients.probe import Examples
+from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.prober import EXAMPLES
 
 WANTED_PASSES, WANTED_SHARE = 20.0, 0.02
@@ -46,7 +46,7 @@ def figures(workload: Workload, *, steps: int, rounds: int) -> dict[str, float]:
     step = seconds(plain_pass(workload.build(), len(x)), rounds)
     model = workload.build()
     engine = Engine(model, dict(model.named_parameters()), Local(1.0))
-    chosen = engine.prober._choose(Examples(len(x), True), ((x,), {}))
+    chosen = engine.prober._choose(Examples(len(x), True), ((x,), {}), (0,))
     first = seconds(lambda: engine.prober.look(chosen), rounds)
     counted = engine.prober.passes / (rounds + 1)
     later, check = seconds(engine.prober.again, rounds), seconds(engine.state.check, rounds)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hoarfrost.gradients import probe
+from hoarfrost.gradients.arguments import Examples
 from hoarfrost.nested import parts, rebuild
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.rules.base import Forward
 
 
-def run_on_nothing(engine: Engine, forward: Forward, where: probe.Examples, arguments: Any) -> Any:
+def run_on_nothing(engine: Engine, forward: Forward, where: Examples, arguments: Any) -> Any:
     """The model's output for no examples: with zero rows, and a graph that a backward pass can go through."""
     args, kwargs = where.stand_in(arguments, 3 * engine.views)
     of_three = engine.prober.made_up(3 * engine.views, args, kwargs)

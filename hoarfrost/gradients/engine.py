@@ -184,6 +184,11 @@ class Engine:
         """Which of its coordinates are live."""
         return self.masks.get(self._parameters[parameter], True)
 
+    @property
+    def probing(self) -> bool:
+        """Whether the model is being looked at."""
+        return self.seen is not None
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 

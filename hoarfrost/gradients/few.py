@@ -9,18 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoarfrost.gradients import probe
-from hoarfrost.gradients.probe import Examples
-from hoarfrost.nested import map_tensors
+from hoarfrost.gradients.arguments import ArgumentDims, map_examples, pick
 
 
 @dataclass(frozen=True)
 class Few:
-    """The examples that are looked at: so many, each in ``views`` rows."""
+    """The examples that are looked at: so many, each in ``views`` rows along ``dims`` of the arguments."""
 
     count: int
     views: int
-    where: Examples
+    dims: ArgumentDims
     arguments: Any
 
     @property
@@ -32,8 +30,8 @@ class Few:
 
     def pick(self, examples: Sequence[int]) -> Few:
         """Some of them, in this order."""
-        arguments = self.where.pick(self.arguments, self.rows_of(examples))
-        return Few(len(examples), self.views, Examples(len(examples) * self.views, self.where.batch_first), arguments)
+        arguments = pick(self.arguments, self.dims, self.rows_of(examples))
+        return Few(len(examples), self.views, self.dims, arguments)
 
     def ways(self, example: int) -> Iterator[Few]:
         """With ``example`` replaced, by what stands out most first; a model may insist on sensible inputs."""
@@ -46,8 +44,7 @@ class Few:
     def _replaced(self, example: int, floats: Callable[[Tensor], Tensor] | None, donor: int | None) -> Few:
         rows = slice(example * self.views, (example + 1) * self.views)
 
-        def changed(t: Tensor) -> Tensor:
-            dim = self.where.dim(t)
+        def changed(t: Tensor, dim: int | None) -> Tensor:
             if dim is None or (t.is_complex() and donor is None):
                 return t
             by_row = t.detach().movedim(dim, 0).clone()
@@ -57,18 +54,21 @@ class Few:
                 by_row[rows] = by_row[donor * self.views : (donor + 1) * self.views].clone()
             return by_row.movedim(0, dim)
 
-        return Few(self.count, self.views, self.where, map_tensors(changed, self.arguments))
+        return Few(self.count, self.views, self.dims, map_examples(changed, self.arguments, self.dims))
 
     def _most_different(self, example: int) -> int:
         """Whole numbers are words, masks or lengths: only what another example has is known to be allowed."""
         others = [other for other in range(self.count) if other != example]
         far = dict.fromkeys(others, 0.0)
-        for t in probe.tensors_in(self.arguments):
-            dim = self.where.dim(t)
+
+        def compare(t: Tensor, dim: int | None) -> Tensor:
             if dim is not None and not t.is_floating_point() and not t.is_complex():
                 sums = t.movedim(dim, 0).reshape(self.count, -1).double().sum(1)
                 for other in others:
                     far[other] += float((sums[other] - sums[example]).abs())
+            return t
+
+        map_examples(compare, self.arguments, self.dims)
         return max(others, key=lambda other: (far[other], (other - example) % self.count))
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hoarfrost.gradients import probe
+from hoarfrost.gradients.arguments import examples_in, tensors_in
+from hoarfrost.gradients.carried import Carried
 from hoarfrost.gradients.empty_run import run_on_nothing
 from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
@@ -65,8 +66,7 @@ class ByRule(Wrapped):
         self.rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
         if engine.seen is not None:
             return self._shown(engine.seen, *args, **kwargs)
-        own = module.parameters() if self.rule.recurse else module._parameters.values()
-        if not any(p is not None and p.requires_grad for p in own):
+        if not any(p.requires_grad for p in self.rule.recorded(module)):
             return self.original(*args, **kwargs)
         return self.rule.forward(engine, module, self.original, args, kwargs)
 
@@ -97,6 +97,7 @@ class Root(Wrapped):
         super().__init__(engine, module)
         # A torch.compile around the private model (or around a loop that calls it) leaves out what is in here.
         self._uncompiled = torch.compiler.disable(self._run)
+        self._carried = Carried(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.engine.step() > 0:
@@ -111,8 +112,9 @@ class Root(Wrapped):
         if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
-        tensors = probe.tensors_in((args, kwargs) if kwargs else args)
-        where = probe.examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
+        tensors = tensors_in((args, kwargs) if kwargs else args)
+        where = examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
+        self._carried.arriving(tensors, engine.sums.ticket)
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))
         engine.prober.before_run(where, (args, kwargs))
@@ -121,6 +123,7 @@ class Root(Wrapped):
         with engine.running(where.rows, run):
             output = self.original(*args, **kwargs)
         engine.state.ran()
+        self._carried.leaving(output, engine.sums.ticket)
         return output
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hoarfrost.errors import InvalidValue
-from hoarfrost.gradients.probe import examples_in, tensors_in
+from hoarfrost.gradients.arguments import examples_in, tensors_in
 from hoarfrost.nested import map_tensors, parts, rebuild
 
 

@@ -8,9 +8,11 @@ examples show, `hoarfrost.gradients.mixing` looks at.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import CheckpointFunction
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
-from hoarfrost.nested import map_tensors, parts
+from hoarfrost.nested import parts
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -48,12 +52,15 @@ class Seen:
     recording: bool = True  # not while activation checkpoints run the model once more
     inside: nn.Module | None = None  # that follows its own parameters
     drawn: list[Any] = field(default_factory=list)  # random states after the run
+    reentrant: set[nn.Module] = field(default_factory=set)  # called several times, in checkpoints of that kind
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:
         items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind == "input" else leaves(args)
         if any(isinstance(item, PackedSequence) for item in items):
             items, kind = tree_flatten([_padded(item) for item in items])[0], f"packed {kind}"
         tensors = [item for item in items if isinstance(item, Tensor)]
+        if self.recording and (module, kind) in self.calls and _in_a_reentrant_checkpoint():
+            self.reentrant.add(module)
         if self.recording:
             found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
             self.calls.setdefault((module, kind), []).append(found)
@@ -141,67 +148,6 @@ def _holds_tensors(item: Any) -> bool:
     return hasattr(item, "__dict__") and not callable(item) and not isinstance(item, torch.dtype | torch.device)
 
 
-@dataclass
-class Examples:
-    """The examples in a model's arguments."""
-
-    rows: int
-    batch_first: bool
-
-    def dim(self, t: Tensor) -> int | None:
-        """The dimension of ``t`` that counts them, if one does."""
-        dim = 0 if self.batch_first or t.dim() < 2 else 1
-        return dim if t.dim() > dim and t.shape[dim] == self.rows else None
-
-    def pick(self, arguments: Any, index: list[int]) -> Any:
-        """The arguments with the examples of ``index`` only."""
-
-        def picked(t: Tensor) -> Tensor:
-            dim = self.dim(t)
-            return t if dim is None else t.index_select(dim, torch.tensor(index, device=t.device))
-
-        return map_tensors(picked, arguments)
-
-    def stand_in(self, arguments: Any, rows: int) -> Any:
-        """Made-up examples, in so many rows, in place of none."""
-
-        def filled(t: Tensor) -> Tensor:
-            dim = self.dim(t)
-            if dim is None:
-                return t
-            # Whole numbers are words, masks or lengths, and a length of 0 is not allowed everywhere.
-            fill = 0 if t.is_floating_point() else 1
-            return t.new_full([rows if d == dim else size for d, size in enumerate(t.shape)], fill)
-
-        return map_tensors(filled, arguments)
-
-
-def tensors_in(arguments: Any) -> list[Tensor]:
-    """The tensors in a model's arguments that could hold examples."""
-    simple = type(arguments) is tuple and all(isinstance(item, Tensor) for item in arguments)  # as mostly
-    return [t for t in (arguments if simple else tree_flatten(arguments)[0]) if isinstance(t, Tensor) and t.dim()]
-
-
-def examples_in(tensors: list[Tensor], expected: int | None, batch_first: bool) -> Examples:
-    """How many examples a model's tensors hold: as many as the loader drew, or else as the first tensor says."""
-    if any(t.is_nested for t in tensors):
-        raise NotPrivate(
-            "the model is given a nested tensor, whose examples have no dimension that could be followed through the "
-            "model. Pad in the collate function (torch.nn.utils.rnn.pad_sequence) and pass lengths or a mask along."
-        )
-    if not tensors:
-        raise NotPrivate(
-            "the model was called without a tensor of examples, so gradients cannot be attributed to individual "
-            "examples. Pass the batch to the model: a tensor, or a dict, list or tuple of tensors."
-        )
-    if expected is not None:
-        examples = Examples(expected, batch_first)
-        if any(examples.dim(t) is not None for t in tensors):
-            return examples
-    first = tensors[0]
-    return Examples(first.shape[0 if batch_first or first.dim() < 2 else 1], batch_first)
-
-
 def cuda_devices(model: nn.Module) -> list[torch.device]:
     """Those that the model's parameters are on."""
     return list({p.device for p in model.parameters() if p.device.type == "cuda"})
@@ -241,7 +187,7 @@ def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
 def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:
     """Which dimension counts examples, for each tensor that reached or left a module in runs on two and on three."""
     both = [place for place in two.calls if place in three.calls]
-    dims = {place: _counting_dims(engine, place, two.calls[place], three.calls[place]) for place in both}
+    dims = {place: _counting_dims(engine, place, two, three) for place in both}
     for (module, kind), found in dims.items():
         expected = 0 if getattr(module, "batch_first", True) else 1
         if hasattr(module, "batch_first") and kind == "input" and found[0] not in (None, MERGED, PAIRED):
@@ -257,6 +203,23 @@ def locate_outputs(engine: Engine, two: Seen, three: Seen) -> list[int | None]:
     if len(two.outputs) != len(three.outputs):
         return []
     return [_counting_dim(engine, a.shape, b.shape) for a, b in zip(two.outputs, three.outputs, strict=True)]
+
+
+def is_wrong(whole: Examples, two: Seen, three: Seen, outputs: list[int | None]) -> bool:
+    """Whether a guess leaves all rows of a batch in what layers are given or the model returns, or none in the latter.
+
+    That is, as many as the batch has, although the model ran on two of its examples, and on three.
+    """
+    place = 0 if whole.batch_first else 1
+
+    def shapes(seen: Seen) -> list[tuple[int, ...]]:
+        inputs = [calls for (_, kind), calls in seen.calls.items() if kind.endswith("input")]
+        reached = [shape for calls in inputs for call in calls for shape in call]
+        return [tuple(shape) for shape in (*reached, *(t.shape for t in seen.outputs)) if len(shape)]
+
+    pairs = zip(shapes(two), shapes(three), strict=False)
+    left = any(a == b and a[min(place, len(a) - 1)] == whole.rows for a, b in pairs)
+    return left or (any(t.dim() for t in two.outputs) and all(dim is None for dim in outputs))
 
 
 def order_of(seen: Seen) -> list[nn.Module]:
@@ -285,14 +248,28 @@ def _counting_dim(engine: Engine, two: Any, three: Any) -> int | None:
     return PAIRED if sum(counts) > 1 else moved[0] if counts == [True] else MERGED
 
 
-def _counting_dims(engine: Engine, place: Place, with_two: Any, with_three: Any) -> tuple[int | None, ...]:
+def _counting_dims(engine: Engine, place: Place, two: Seen, three: Seen) -> tuple[int | None, ...]:
     found: list[tuple[int | None, ...]] = []
-    for call_two, call_three in zip(with_two, with_three, strict=False):
+    for call_two, call_three in zip(two.calls[place], three.calls[place], strict=False):
         found.append(tuple(_counting_dim(engine, *shapes) for shapes in zip(call_two, call_three, strict=False)))
     longest = max(found, key=len)
     if any(dims != longest[: len(dims)] for dims in found):
+        module = place[0]
+        reentrant = (
+            " Where it is checkpointed, do that for the whole batch, too, and with use_reentrant=False: an example's "
+            "gradient would be clipped in two pieces otherwise."
+        )
         raise NotPrivate(
-            f"{engine.name_of(place[0])} ({type(place[0]).__name__}) is called several times with the examples in "
-            "different dimensions. Keep them in the same dimension at every call."
+            f"{engine.name_of(module)} ({type(module).__name__}) is called several times, on parts of the batch or "
+            "with the examples in different dimensions, so that gradients cannot be attributed to individual examples. "
+            "Call it on the whole batch, with the examples in the same dimension at every call."
+            + (reentrant if module in three.reentrant else "")
         )
     return longest
+
+
+def _in_a_reentrant_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None

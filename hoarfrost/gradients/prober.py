@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.errors import NotPrivate
+from hoarfrost.errors import HoarfrostError, NotPrivate
 from hoarfrost.gradients import probe
+from hoarfrost.gradients.arguments import ArgumentDims, Examples, pick
 from hoarfrost.gradients.few import Few
 from hoarfrost.gradients.kept import Kept, matches, refusal
-from hoarfrost.gradients.mixing import FORWARD, Look
-from hoarfrost.gradients.probe import PAIRED, Examples, Place, Seen
+from hoarfrost.gradients.mixing import Look
+from hoarfrost.gradients.probe import PAIRED, Place, Seen
+from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -35,6 +37,7 @@ class Prober:
         self.dims: dict[Place, tuple[int | None, ...]] = {}
         self.outputs: list[int | None] = []
         self._few: Few | None = None  # looked at last
+        self._arguments: ArgumentDims | None = None  # where the examples were in what the model was handed
         self._rows = self._rows_later = 0  # that the model was trained on; that later looks took
         self._counting = False
         self._next = 1  # the step after which to look again
@@ -46,11 +49,11 @@ class Prober:
         mode, views = self.engine.model.training, self.engine.views
         if self.engine.dims is None or self._looked.get(mode, 0) < ENOUGH:
             # A model may behave otherwise in training mode, and one or two examples do not show whether they mix.
-            self.look(self._choose(where, arguments))
+            self._locate(where, arguments)
             self._looked[mode] = ENOUGH if where.rows >= 3 * views else self._looked.get(mode, 0) + 1
             self._last = self.engine.step()
         elif self.engine.step() >= self._next and self._affordable():
-            self._few = self._choose(where, arguments)
+            self._few = self._choose(where, arguments, next(where.guesses(arguments, self._arguments)))
             self.again()
         self._rows += where.rows
 
@@ -62,15 +65,40 @@ class Prober:
     def _affordable(self) -> bool:
         return self._rows_later + 4 * EXAMPLES * self.engine.views <= SHARE * self._rows
 
-    def _choose(self, where: Examples, arguments: Any) -> Few:
+    def _locate(self, where: Examples, arguments: Any) -> None:
+        """Looks at a batch, with its examples where they fit: a model cannot run on two words and the states of all."""
+        failed: Exception | None = None
+        for dims in where.guesses(arguments, self._arguments):
+            try:
+                guessed = dims not in (self._arguments, where.dims(arguments))
+                self.look(self._choose(where, arguments, dims), where if guessed else None)
+            except HoarfrostError:
+                raise
+            except Exception as error:
+                failed = failed or error
+            else:
+                self._arguments = dims
+                return
+        assert failed is not None
+        failed.add_note(
+            "This came of running the model on a few examples of the batch, taken out of every tensor that it is "
+            "handed. If it does run on whole batches, keep what all examples share in the model (register_buffer)."
+        )
+        raise failed
+
+    def _choose(self, where: Examples, arguments: Any, dims: ArgumentDims) -> Few:
         views = self.engine.views
         count = where.rows // views  # spread over the batch, whose neighbours may be alike
         chosen = sorted({round(k * (count - 1) / max(1, EXAMPLES - 1)) for k in range(EXAMPLES)})
         rows = [example * views + view for example in chosen for view in range(views)]
-        return Few(len(chosen), views, Examples(len(rows), where.batch_first), where.pick(arguments, rows))
+        return Few(len(chosen), views, dims, pick(arguments, dims, rows))
 
-    def look(self, few: Few) -> None:
-        """Where the examples are, and everything that can be seen of whether they mix."""
+    def look(self, few: Few, whole: Examples | None = None) -> None:
+        """Where the examples are, and everything that can be seen of whether they mix.
+
+        Args:
+            whole: the batch, if it was guessed where they are in it.
+        """
         engine = self.engine
         found: dict[Place, tuple[int | None, ...]] = {}
         with self._held_still() as kept, torch.no_grad():
@@ -81,8 +109,11 @@ class Prober:
                 found = probe.locate(engine, two, three) | found
                 if all((module, "input") in found for module in engine.ruled):
                     break  # or some layers are left out at random (LayerDrop), and others with other numbers
+            outputs = probe.locate_outputs(engine, two, three)
+            if whole is not None and probe.is_wrong(whole, two, three, outputs):
+                raise RuntimeError("a wrong guess of where the examples are in what the model is handed")
             self.dims |= found
-            self.outputs = probe.locate_outputs(engine, two, three)
+            self.outputs = outputs
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone
@@ -109,7 +140,7 @@ class Prober:
     def made_up(self, rows: int, args: Any, kwargs: Any) -> Any:
         """What the model returns for so many rows of made-up examples; also shows the order of its modules."""
         engine = self.engine
-        few = Few(rows // engine.views, engine.views, Examples(rows, engine.batch_first), (args, kwargs))
+        few = Few(rows // engine.views, engine.views, (), (args, kwargs))
         with self._held_still() as kept, torch.no_grad():
             seen = self.run(kept, few, values=False)
         engine.order = engine.order or probe.order_of(seen)

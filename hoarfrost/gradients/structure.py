@@ -31,15 +31,12 @@ def refuse_unfit(model: nn.Module) -> None:
                 f"{name or 'the model'} is in TorchScript, which computes past the layers, where gradients cannot be "
                 "attributed to individual examples. Make the plain module private, and script it after the training"
             )
-        hooks = [type(hook).__name__ for hook in module._forward_pre_hooks.values()]
-        for hook in hooks:
-            if hook in ("WeightNorm", "SpectralNorm"):
-                instead = "weight_norm" if hook == "WeightNorm" else "spectral_norm"
-                raise NotPrivate(
-                    f"{name or 'the model'} has torch.nn.utils.{instead}, which computes its weight outside of the "
-                    "layer, where gradients cannot be attributed to individual examples. Use "
-                    f"torch.nn.utils.parametrizations.{instead}."
-                )
+        if any(type(hook).__name__ == "SpectralNorm" for hook in module._forward_pre_hooks.values()):
+            raise NotPrivate(
+                f"{name or 'the model'} has torch.nn.utils.spectral_norm, which computes its weight outside of the "
+                "layer, where gradients cannot be attributed to individual examples. Use "
+                "torch.nn.utils.parametrizations.spectral_norm."
+            )
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise NotPrivate(
@@ -91,6 +88,12 @@ class Structure:
                 f"the model runs with another tensor in the place of its parameter {path}, as "
                 "torch.func.functional_call does: the gradient there is not that of the parameter that is trained. "
                 "Call the model itself, or put what changes its weights into a module (torch.nn.utils.parametrize)"
+            )
+        if now is None:
+            return NotPrivate(
+                f"the parameter {path} was there at make_private and is gone, as after torch.nn.utils.prune or a "
+                "parametrization: what stands in its place would not be trained. Change the model first, build the "
+                "optimizer, and make both private then"
             )
         return NotPrivate(
             f"the parameter {path} is another object than at make_private, as after load_state_dict(assign=True): the "

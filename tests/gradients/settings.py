@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,67 @@ class Bare(nn.Module):
         h = torch.cat([self.token.expand(len(x), -1, -1), self.patch(x)], 1)
         h = torch.tanh(h + self.table[:, : h.shape[1]])
         return self.head(h * self.scale) * self.temperature.exp()
+
+
+class Beside(nn.Module):
+    """Parameters of its own beside a layer: what ``use(self, x)`` makes of them goes through it."""
+
+    def __init__(self, use: Callable[[Any, Tensor], Tensor], **shapes: tuple[int, ...]):
+        super().__init__()
+        self.use = use
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.register_buffer("kept", torch.tensor([[1.0, 0.0, 1.0, 1.0]]))
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.use(self, x)))
+
+
+def beside(name: str, use: Callable[[Any, Tensor], Tensor], inputs: Callable[[], Any], **shapes: Any) -> Setting:
+    return Setting(f"beside a layer: {name}", lambda: Beside(use, **shapes), inputs)
+
+
+def with_first(x: Tensor, first: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 0] = first
+    return x
+
+
+class Only(nn.Module):
+    """Holds a parameter, and is never called."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.randn(shape))
+
+
+class Held(nn.Module):
+    """Parameters in lists, in dictionaries and in modules that are never called; some of them are used twice."""
+
+    def __init__(self, layer: bool) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.randn(5) for _ in range(2))
+        self.low = nn.ParameterDict({"a": torch.randn(5, 2), "b": torch.randn(2, 5)})
+        self.nested = nn.ParameterList([nn.ParameterDict({"c": torch.randn(5)}), torch.randn(1, 5)])
+        self.more = nn.ModuleDict({"only": Only(5, 4), "lists": nn.ModuleList([nn.ParameterList([torch.randn(4)])])})
+        self.layers = nn.ModuleList([nn.Linear(5, 5)] if layer else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            for layer in self.layers:
+                x = layer(x)
+            x = x + scale * torch.tanh(x @ self.low["a"] @ self.low["b"])
+        x = (x * self.nested[0]["c"] + self.nested[1]) * self.scales[0]
+        return x @ self.more["only"].own + self.more["lists"][0][0]
+
+
+def pruned(layer: nn.Module, *, twice: bool = False) -> nn.Module:
+    prune.random_unstructured(layer, "weight", 0.5)
+    if twice:
+        prune.ln_structured(layer, "weight", 0.4, n=2, dim=0)
+        prune.random_unstructured(layer, "bias", 0.5)
+    return layer
 
 
 class Scale(nn.Module):
@@ -288,6 +350,41 @@ TABLE = [
     Setting("bare parameters", Bare, floats(6, 5, 3)),
     Setting("bare parameters, views", Bare, floats(6, 5, 3), views=2),
     Setting("bare, batch as long as the table", lambda: Bare(), floats(9, 8, 3)),
+    beside("x @ w", lambda m, x: x @ m.w, floats(6, 5), w=(5, 4)),
+    beside("x @ w, batch as long as everything", lambda m, x: x @ m.w, floats(4, 4, 4), w=(4, 4)),
+    beside("x @ w on sequences", lambda m, x: torch.matmul(x, m.w), floats(6, 3, 5), w=(5, 4)),
+    beside("x @ w.T", lambda m, x: x @ m.w.T, floats(6, 3, 5), w=(4, 5)),
+    beside("w @ x", lambda m, x: (m.w @ x).mT, floats(6, 5, 3), w=(4, 5)),
+    beside("a low-rank map", lambda m, x: torch.mm(x, m.w) + x @ m.a.T @ m.b.T * 2, floats(6, 5), w=(5, 4), a=(2, 5), b=(4, 2)),
+    beside("a product of two", lambda m, x: F.linear(x, m.b @ m.a), floats(6, 5), a=(2, 5), b=(4, 2)),
+    beside("under a mask", lambda m, x: x @ (m.w * m.kept), floats(6, 5), w=(5, 4)),
+    beside("used twice", lambda m, x: torch.tanh(x @ m.w) @ m.w + m.w.sum(0), floats(6, 4), w=(4, 4)),
+    beside("F.linear", lambda m, x: F.linear(x, m.w, bias=m.c), floats(6, 3, 5), w=(4, 5), c=(4,)),
+    beside("F.linear of unit vectors", lambda m, x: F.linear(F.normalize(x), F.normalize(m.w)), floats(6, 5), w=(4, 5)),
+    beside("addmm", lambda m, x: torch.addmm(m.c, x, m.w), floats(6, 5), w=(5, 4), c=(4,)),
+    beside("einsum", lambda m, x: torch.einsum("bti,ij->btj", x, m.w), floats(6, 3, 5), w=(5, 4)),
+    beside("tensordot", lambda m, x: torch.tensordot(x, m.w, 1), floats(6, 3, 5), w=(5, 4)),
+    beside("convolution", lambda m, x: F.conv2d(x, m.w, m.c).flatten(2), floats(6, 2, 3, 3), w=(3, 2, 2, 2), c=(3,)),
+    beside("a table", lambda m, x: F.embedding(x, m.w, padding_idx=-3), words(6, 5), w=(11, 4)),
+    beside("an index", lambda m, x: m.w[x - 11], words(6, 5), w=(11, 4)),
+    beside("an index into a line", lambda m, x: m.w[x][..., None] * m.kept, words(6, 5), w=(11,)),
+    beside("a table transposed", lambda m, x: F.embedding(x, m.w.T), words(6, 5), w=(4, 11)),
+    beside("positions", lambda m, x: x + m.w[torch.arange(x.shape[1])], floats(6, 3, 4), w=(7, 4)),
+    beside("positions, as many as examples", lambda m, x: x + m.w[torch.arange(x.shape[1])], floats(6, 6, 4), w=(7, 4)),
+    beside("layer norm", lambda m, x: F.layer_norm(x, (4,), m.w, m.c), floats(6, 3, 4), w=(4,), c=(4,)),
+    beside("group norm", lambda m, x: F.group_norm(x, 2, m.w, m.c), floats(6, 4, 4), w=(4,), c=(4,)),
+    beside("prelu, a power and a threshold", lambda m, x: F.prelu(x, m.w).exp().pow(m.c) * (x > m.c), floats(6, 4), w=(4,), c=(4,)),
+    beside("tokens that are repeated", lambda m, x: torch.cat([m.w.repeat(len(x), 1, 1), x], 1), floats(6, 5, 4), w=(2, 4)),
+    beside("a token that is assigned", lambda m, x: with_first(x, m.w), floats(6, 5, 4), w=(4,)),
+    beside("queries", lambda m, x: torch.softmax(m.w @ x.mT, -1) @ x, floats(6, 5, 4), w=(3, 4)),
+    beside("prototypes", lambda m, x: F.cosine_similarity(x[:, None], m.w[None], dim=-1) - torch.cdist(x, m.w), floats(6, 5), w=(4, 5)),
+    beside("as another tensor is", lambda m, x: x @ m.w.type_as(x).to(x), floats(6, 5), w=(5, 4)),
+    beside("detached once", lambda m, x: x @ m.w.detach() + torch.tanh(x @ m.w), floats(6, 5), w=(5, 4)),
+    Setting("beside a layer: views", lambda: Beside(lambda m, x: F.linear(x @ m.w, m.c[:4]) + m.t[(x[:, 0] > 0).long()], w=(5, 3), c=(5, 3), t=(2, 4)), floats(6, 5), views=2),
+    Setting("beside a layer: one frozen", lambda: frozen(Beside(lambda m, x: x @ m.w @ m.c, w=(5, 5), c=(5, 4)), "w"), floats(6, 5)),
+    Setting("held by lists", lambda: Held(layer=True), floats(6, 5)),
+    Setting("held by lists, views, one frozen", lambda: frozen(Held(layer=True), "scales.1"), floats(6, 5), views=2),
+    Setting("held by lists alone", lambda: Held(layer=False), floats(6, 5)),
     Setting("module of one's own", Scale, floats(6, 3, 5)),
     Setting("module of one's own, views", Scale, floats(6, 3, 5), views=3),
     Setting("module of one's own, time first, with a hook", ScaleTimeFirst, words(5, 6), dim=1),
@@ -296,9 +393,20 @@ TABLE = [
     Setting("one parameter under two names", one_parameter_twice, floats(6, 3, 5)),
     Setting("bilinear inside", lambda: Twice(nn.Sequential(Scale(), nn.Linear(3, 5))), floats(6, 3, 5)),
     Setting("parametrized", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), floats(6, 5)),
+    Setting("weight norm of old", lambda: nn.utils.weight_norm(nn.Linear(5, 3)), floats(6, 5)),
+    Setting("pruned", lambda: nn.Sequential(pruned(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 3)), floats(6, 5)),
+    Setting("pruned twice, called twice, views", lambda: Twice(pruned(nn.Linear(5, 5), twice=True)), floats(6, 5), views=2),
+    conv_row("pruned convolution", lambda: pruned(nn.Conv2d(3, 4, 3), twice=True), 6, 3, 5, 5),
     Setting("dictionary", Dictionary, lambda: {"words": torch.randint(11, (6, 5)), "more": (torch.randn(6, 3),)}),
     Setting("sequence first", SequenceFirst, words(5, 6), dim=1),
 ]  # fmt: skip
+
+
+def copied(model: nn.Module, setting: Setting) -> nn.Module:
+    """A model of this setting with the same weights. Not by deepcopy, which refuses a weight that a hook computed."""
+    twin = setting.model().to(next(model.parameters()).dtype)
+    twin.load_state_dict(model.state_dict())
+    return twin
 
 
 def projected(output: Tensor) -> Tensor:

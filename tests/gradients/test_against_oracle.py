@@ -1,7 +1,5 @@
 """Every fast rule equals a loop of one-example backwards, with a clipping norm that truly clips."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from hoarfrost.gradients import Engine, costs
 from hoarfrost.masks import Channels, Mask, as_tensor, resolve_mask
 from hoarfrost.sampling import Chunk
 from tests import oracle
-from tests.gradients.settings import TABLE, Setting, patched, projected
+from tests.gradients.settings import TABLE, Setting, copied, patched, projected
 
 
 def total_loss(model: nn.Module, batch: object) -> torch.Tensor:
@@ -55,7 +53,7 @@ def test_clipped_sums_equal_the_oracle(setting: Setting, dtype: torch.dtype) -> 
     clip_norm = oracle.halving_norm(per_example)
     expected = oracle.clipped_sum(per_example, clip_norm)
     for reduction in ("sum", "mean"):
-        found = fast(copy.deepcopy(plain), batch, clip_norm, setting, reduction)
+        found = fast(copied(plain, setting), batch, clip_norm, setting, reduction)
         for name, want in expected.items():
             got = found.get(name, torch.zeros_like(want))
             assert got.shape == want.shape
@@ -90,7 +88,7 @@ def test_with_some_coordinates_frozen_clipped_sums_equal_the_oracle(
     per_example = oracle.masked(per_example, written)
     clip_norm = oracle.halving_norm(per_example)
     expected = oracle.clipped_sum(per_example, clip_norm)
-    found = fast(copy.deepcopy(plain), batch, clip_norm, setting, masks=masks)
+    found = fast(copied(plain, setting), batch, clip_norm, setting, masks=masks)
     for name, want in expected.items():
         got = found.get(name, torch.zeros_like(want))
         assert (got[~written[name]] == 0).all(), name

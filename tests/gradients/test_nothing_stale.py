@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -386,13 +387,15 @@ class Counts(nn.Module):
         return self.inner(x)
 
 
-class MatrixOfItsOwn(nn.Module):
-    def __init__(self) -> None:
+class OfItsOwn(nn.Module):
+    """A parameter beside a layer, used in a way in which examples meet."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()
-        self.inner, self.mix = nn.Linear(4, 4), nn.Parameter(torch.eye(4))
+        self.inner, self.own, self.use = nn.Linear(4, 4), nn.Parameter(torch.ones(shape)), use
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) @ self.mix
+        return self.use(self.inner(x), self.own)
 
 
 class SortsItsBatch(nn.Module):
@@ -473,7 +476,46 @@ REFUSED = {
     "a weight read by another module": (UsesAnothersWeight, torch.randint(7, (5, 3)), r"table\.weight is used outside"),
     "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be attributed"),
     "a buffer that keeps data": (Counts, torch.randn(5, 4), "buffer seen changes"),
-    "a bare matrix": (MatrixOfItsOwn, torch.randn(5, 4), "own parameter mix in (matmul|__matmul__)"),
+    "a bare matrix on merged examples": (
+        lambda: OfItsOwn(lambda x, w: (x.flatten(0, 1) @ w).view_as(x), 4, 4),
+        torch.randn(5, 3, 4),
+        r"own parameter own in matmul.*no flattening",
+    ),
+    "a bare matrix over the batch": (
+        lambda: OfItsOwn(lambda x, w: x - x.T @ w, 1),
+        torch.randn(5, 4),
+        r"own parameter own in matmul",
+    ),
+    "bare weights of a batch norm": (
+        lambda: OfItsOwn(lambda x, w: F.batch_norm(x.mT, None, None, w, training=True), 4),
+        torch.randn(5, 3, 4),
+        "own parameter own in batch_norm.*over the batch",
+    ),
+    "bare weights of a norm over everything": (
+        lambda: OfItsOwn(lambda x, w: F.layer_norm(x, x.shape, w.expand_as(x)), 4),
+        torch.randn(5, 4),
+        "one example",
+    ),
+    "a bare number times the batch's mean": (
+        lambda: OfItsOwn(lambda x, w: x + w * x.mean(), 1),
+        torch.randn(5, 4),
+        "own parameter own in mul",
+    ),
+    "a bare matrix on a batch the other way round": (
+        lambda: OfItsOwn(lambda x, w: (x.flip(0) @ w).flip(0), 4, 4),
+        torch.randn(5, 4),
+        "own parameters: changing one",
+    ),
+    "a bare token for a number of heads": (
+        lambda: OfItsOwn(lambda x, w: x.unflatten(-1, (2, 2)).add(w.expand(2, 2)).flatten(1), 1, 2),
+        torch.randn(5, 4),
+        "own parameter own in expand",
+    ),
+    "a bare token that is assigned to some": (
+        lambda: OfItsOwn(lambda x, w: x.clone().index_put((x[:, 0] > 0,), w), 4),
+        torch.randn(5, 4),
+        "own parameter own in index_put",
+    ),
 }
 
 

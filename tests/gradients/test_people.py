@@ -15,7 +15,7 @@ from hoarfrost.groups import Groups
 from hoarfrost.masks import resolve_mask
 from hoarfrost.sampling import Chunk
 from tests import oracle
-from tests.gradients.settings import TABLE, Setting, projected
+from tests.gradients.settings import TABLE, Setting, copied, projected
 
 
 def total_loss(model: nn.Module, batch: object) -> Tensor:
@@ -56,7 +56,7 @@ def test_clipped_sums_of_people_equal_the_oracle(setting: Setting, frozen: bool)
     clip_norm = oracle.halving_norm(per_person)
     expected = oracle.clipped_sum(per_person, clip_norm)
     for reduction in ("sum",) if frozen else ("sum", "mean"):
-        model = copy.deepcopy(plain)
+        model = copied(plain, setting)
         engine = engine_of(model, clip_norm, reduction, setting.dim)
         if frozen:
             engine.masks = {name: resolve_mask(mask, model.get_parameter(name)) for name, mask in masks.items()}

@@ -524,3 +524,25 @@ def test_what_the_probe_costs() -> None:
 class ManifoldMixupOff(Net):
     def between(self, h: Tensor) -> Tensor:
         return F.dropout(h, 0.1, self.training)
+
+
+class InHalves(nn.Module):
+    def __init__(self, **checkpointed: bool) -> None:
+        super().__init__()
+        self.layer, self.checkpointed = nn.Linear(4, 4), checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = (x[: len(x) // 2], x[len(x) // 2 :])
+        if not self.checkpointed:
+            return torch.cat([self.layer(half) for half in halves])
+        return torch.cat([checkpoint(self.layer, half, **self.checkpointed) for half in halves])
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize(("options", "named"), [({}, False), ({"use_reentrant": False}, False), ({"use_reentrant": True}, True)])  # fmt: skip # noqa: E501
+def test_a_layer_on_parts_of_a_batch_is_told_of_its_checkpoint_if_that_is_wrong_too(options: Any, named: bool) -> None:
+    engine = engine_for(InHalves(**options))
+    announce(engine, 5)
+    with pytest.raises(NotPrivate, match=r"layer \(Linear\) is called several times, on parts of the batch") as found:
+        engine.model(torch.randn(5, 4))
+    assert ("use_reentrant=False" in str(found.value)) == named

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.programs import (  # noqa: F401 - their programs register themselves
+    right_arguments,
     right_backwards,
+    right_bare,
     right_batches,
     right_corners,
     right_loops,
@@ -13,6 +15,8 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_opacus,
     right_parts,
     wrong_account,
+    wrong_arguments,
+    wrong_bare,
     wrong_crashes,
     wrong_loops,
     wrong_losses,
@@ -24,12 +28,7 @@ from tests.programs.corpus import RIGHT, WRONG, Program
 PROGRAMS: dict[str, Program] = {**RIGHT, **WRONG}
 
 # Right programs that are refused or wrong today, each with the reason. One that comes out right has to leave.
-KNOWN_FAILURES: dict[str, str] = {
-    "a_list_of_parameters": "the module above reads what a ParameterList holds, and the list itself never runs",
-    "names_by_a_character_lstm_that_is_handed_its_hidden_state": "the probe takes examples along one dimension of all "
-    "arguments alike, and runs the model on two rows of words with the hidden states of all",
-    "pruned_weights": "torch.nn.utils.prune computes the weight in a hook before the module runs, outside of its rule",
-}
+KNOWN_FAILURES: dict[str, str] = {}
 
 # Programs that take seconds: what they import, or compile.
 SLOW = {
@@ -41,10 +40,10 @@ SLOW = {
 # Wrong programs that get through today, or get another message, each with the reason. One that comes out right has to
 # leave.
 KNOWN_GAPS: dict[str, str] = {
+    "a_copy_of_a_hidden_state_that_is_carried_along": "what a model returned is recognised by the memory that it lies "
+    "in, which a copy does not share; that a loop keeps something is not seen otherwise",
     "a_tensor_hook_that_divides_by_the_batch_s_norm": "a hook that the loop puts on the model's output lies outside of "
     "the model, and nobody runs it but the loop; check_independence sees it inside of a loss",
-    "reentrant_checkpoints_on_parts_of_a_batch": "refused, but as a layer that is called with examples in different "
-    "dimensions, without the word use_reentrant",
     "words_divided_by_how_many_the_batch_has": "a quotient of two sums is no mean that the graph of a loss shows; "
     "check_independence sees it",
 }

@@ -223,7 +223,7 @@ class PartlyCheckpointed(nn.Module):
         return torch.cat([checkpoint(self.upper, part, use_reentrant=True) for part in (h[:half], h[half:])])
 
 
-@wrong(vectors, refused("use_reentrant=False"))
+@wrong(vectors, refused("upper.0", "on parts of the batch", "use_reentrant=False"))
 def reentrant_checkpoints_on_parts_of_a_batch(rows: Rows, make_private: MakePrivate) -> None:
     fit(PartlyCheckpointed(), rows, make_private)
 

@@ -256,11 +256,12 @@ def test_nested_tensors_are_told_to_be_padded(layout: Any) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_weight_norm_with_and_without_a_bias(bias: bool) -> None:
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:.*weight_norm.* is deprecated")
+def test_weight_norm_with_and_without_a_bias(bias: bool, norm: Any) -> None:
     def normed() -> nn.Module:
         torch.manual_seed(4)
-        return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 6, bias=bias)), nn.Tanh(), nn.Linear(6, 3))
+        return nn.Sequential(norm(nn.Linear(4, 6, bias=bias)), nn.Tanh(), nn.Linear(6, 3))
 
     plain, model = normed(), normed()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -270,13 +271,13 @@ def test_weight_norm_with_and_without_a_bias(bias: bool) -> None:
         optimizer.step()
         F.cross_entropy(model(x), y).backward()
         run.optimizer.step()
-    assert parametrize.is_parametrized(model[0])
+    assert parametrize.is_parametrized(model[0]) or len(model[0]._forward_pre_hooks) == 1
     for got, want in zip(weights(model), weights(plain), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-def test_weight_norm_of_old_is_told_of_the_new_one() -> None:
-    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 6)), nn.Linear(6, 3))
-    with pytest.raises(NotPrivate, match=r"0 has torch\.nn\.utils\.weight_norm.*parametrizations\.weight_norm"):
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.* is deprecated")
+def test_spectral_norm_of_old_is_told_of_the_new_one() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 6)), nn.Linear(6, 3))
+    with pytest.raises(NotPrivate, match=r"0 has torch\.nn\.utils\.spectral_norm.*parametrizations\.spectral_norm"):
         private(model)

@@ -6,6 +6,7 @@ is computed here, with detached parameters and a tap after each linear map.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from hoarfrost.gradients.rules.linear import LinearRule, linear
 class AttentionRule(Rule):
     """nn.MultiheadAttention, with all of its options."""
 
-    recurse = True
     parameters = frozenset(
         {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"}
     )
+
+    def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
+        return module.parameters()
 
     def applies_to(self, module: Any) -> bool:
         out = module.out_proj

@@ -38,7 +38,7 @@ somebody has fewer than K rows. `LayerRule` hands over such tensors; `flatten_po
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -60,6 +60,10 @@ class Recorder(Protocol):
     """The engine, as a rule sees it: all that a rule may use of it."""
 
     rows: int  # in the forward pass that is running
+
+    @property
+    def probing(self) -> bool:
+        """Whether the model is being looked at: what a rule computes in other ways can be compared."""
 
     @property
     def groups(self) -> Groups:
@@ -99,7 +103,10 @@ class Rule(ABC):
     """
 
     runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
-    recurse: ClassVar[bool] = False  # whether it also records the parameters of inner modules
+
+    def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
+        """The parameters that it records: the module's own, or those of inner modules, too."""
+        return module.parameters(recurse=False)
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""

@@ -49,12 +49,17 @@ class EmbeddingRule(LayerRule):
         return shared.expand(recorder.rows, *shared.shape[1:]), 0
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
-        g = at_least_float32(g)
-        if module.padding_idx is not None:
-            g = torch.where((x == module.padding_idx).unsqueeze(-1), 0, g)
-        entries = x.numel() // max(1, len(x))
-        owner = torch.arange(len(x), device=x.device).repeat_interleave(entries)
-        yield "weight", Rows(owner, x.reshape(-1), g.reshape(-1, g.shape[-1]), len(x), module.num_embeddings, even=True)
+        yield "weight", rows_of_table(x, g, module.num_embeddings, module.padding_idx)
+
+
+def rows_of_table(x: Tensor, g: Tensor, height: int, padding: int | None) -> Rows:
+    """What looking up ``x`` [B, ...] in a table of this height contributes; its row ``padding`` gets no gradient."""
+    g = at_least_float32(g)
+    if padding is not None:
+        g = torch.where((x == padding).unsqueeze(-1), 0, g)
+    entries = x.numel() // max(1, len(x))
+    owner = torch.arange(len(x), device=x.device).repeat_interleave(entries)
+    return Rows(owner, x.reshape(-1), g.reshape(-1, g.shape[-1]), len(x), height, even=True)
 
 
 class EmbeddingBagRule(Rule):

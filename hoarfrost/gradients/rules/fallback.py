@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, not_attributable
+
+WEIGHT_HOOKS = (BasePruningMethod, WeightNorm)  # hooks before `forward` that make a weight out of parameters
 
 
 class FallbackRule(Rule):
@@ -23,7 +28,8 @@ class FallbackRule(Rule):
     [B, *shape], so it costs memory. The module's inner modules run inside it, without rules of their own.
     """
 
-    recurse = True
+    def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
+        return module.parameters()
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         flat, structure = tree_flatten((args, kwargs))
@@ -78,15 +84,17 @@ class FallbackRule(Rule):
 
 @contextmanager
 def _without_hooks(module: nn.Module) -> Iterator[None]:
-    """The module's own hooks run around the rule already; its inner call must not run them a second time."""
-    kept = {name: getattr(module, name) for name in ("_forward_hooks", "_forward_pre_hooks")}
-    for name in kept:
-        setattr(module, name, {})
+    """The module's own hooks run around the rule already; its inner call must not run them a second time.
+
+    Except for those that compute its weights (torch.nn.utils.prune, weight_norm of old): from each example's copies.
+    """
+    plain, before = dict(vars(module)), module._forward_pre_hooks
+    computing = ((key, hook) for key, hook in before.items() if isinstance(hook, WEIGHT_HOOKS))
+    module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict(computing)
     try:
         yield
     finally:
-        for name, hooks in kept.items():
-            setattr(module, name, hooks)
+        vars(module).update(plain)  # with the hooks as they were, and the weights that hooks have set
 
 
 def _record(recorder: Recorder, p: nn.Parameter, rows: Tensor) -> None:

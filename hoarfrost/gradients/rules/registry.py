@@ -9,7 +9,7 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.gradients.rules.attention import AttentionRule
 from hoarfrost.gradients.rules.base import Rule
 from hoarfrost.gradients.rules.conv import ConvRule
-from hoarfrost.gradients.rules.direct import DirectParametersRule
+from hoarfrost.gradients.rules.direct import DirectParametersRule, only_holds, own_parameters
 from hoarfrost.gradients.rules.embedding import EmbeddingBagRule, EmbeddingRule
 from hoarfrost.gradients.rules.fallback import FallbackRule
 from hoarfrost.gradients.rules.linear import LinearRule, TransposedLinearRule
@@ -112,10 +112,10 @@ def rule_for(module: nn.Module) -> Rule | None:
         return rule
     if is_parametrized(module):  # its weights are computed by inner modules, whatever it holds itself
         return FallbackRule()
-    if not any(True for _ in module.parameters(recurse=False)):
+    held = {p for _, p in own_parameters(module)}
+    if not held or only_holds(module):
         return None
-    inside = any(True for child in module.children() for _ in child.parameters())
-    return DirectParametersRule() if inside else FallbackRule()
+    return FallbackRule() if held.issuperset(module.parameters()) else DirectParametersRule()
 
 
 def _rule_of_class(kind: type[nn.Module]) -> Rule | None:

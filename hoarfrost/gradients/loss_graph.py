@@ -19,6 +19,7 @@ from torch import Tensor
 LOOKS = 16  # passes that are looked at
 NODES = 300  # of a loss; more are a model without taps
 MEAN, SUM = 1, 2  # torch's numbers for reductions
+LIGHTNING = {f"{name}.loops.optimization.automatic" for name in ("lightning.pytorch", "pytorch_lightning")}
 REMEDY = (
     'Compute one loss per example (reduction="none", or hoarfrost.losses) and call optimizer.backward(losses) in place '
     "of loss.backward()"
@@ -110,9 +111,22 @@ def _roots() -> Iterator[Any]:
     while frame.f_back is not None and frame.f_code is not wanted:
         frame = frame.f_back
     tensors = frame.f_locals.get("tensors", ()) if frame.f_code is wanted else ()
+    divided = _is_divided_by_a_trainer(frame)
     for t in (tensors,) if isinstance(tensors, Tensor) else tensors:
         if t.grad_fn is not None and t.dim() == 0:
-            yield t.grad_fn
+            yield t.grad_fn.next_functions[0][0] if divided and t.grad_fn.name() == "DivBackward0" else t.grad_fn
+
+
+def _is_divided_by_a_trainer(frame: Any) -> bool:
+    """Lightning divides every loss by the batches that it accumulates: by one, or it is refused (`optim/trainers.py`).
+
+    By how much a loss is divided cannot be seen: when the pass gets to the model, its nodes have let go of numbers.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__", "") in LIGHTNING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _nodes(root: Any) -> Iterator[Any]:

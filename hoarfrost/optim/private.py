@@ -22,6 +22,7 @@ from hoarfrost.optim import other_optimizers
 from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.optim.frozen_guard import FrozenGuard, zero_moves_nothing
 from hoarfrost.optim.progress import KEY, Progress, progress_in, with_progress
+from hoarfrost.optim.trainers import refuse_settings
 from hoarfrost.sampling import PoissonLoader
 
 
@@ -169,6 +170,7 @@ class PrivateOptimizer(Optimizer):
         self.refuse_ended()
         loss = None
         if closure is not None:
+            refuse_settings(closure)
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
@@ -225,7 +227,7 @@ class PrivateOptimizer(Optimizer):
         raise NotPrivate(
             "GradScaler scales the loss, so that gradients would be clipped to a bound that many times smaller. It is "
             "not needed here: norms and sums are computed in float32. Use torch.autocast with bfloat16, and "
-            "loss.backward() and optimizer.step() without a scaler"
+            'loss.backward() and optimizer.step() without a scaler (of a Lightning Trainer: precision="bf16-mixed")'
         )
 
     def _refuse_changed_parameters(self) -> None:

@@ -134,7 +134,9 @@ class PoissonLoader:
     def __len__(self) -> int:
         """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks.
 
-        Epochs differ by one batch where 1/q is not whole: how many steps a run has in all is `Private.steps`.
+        After a restart within an epoch, the number of that whole epoch, as of any DataLoader: trainers go on counting
+        where they were. Epochs differ by one batch where 1/q is not whole: how many steps a run has in all is
+        `Private.steps`.
         """
         if self.max_physical_batch is not None:
             raise TypeError(
@@ -142,7 +144,8 @@ class PoissonLoader:
                 "schedule counts steps, not chunks: private.steps says how many a run has, private.stepped whether the "
                 "last optimizer.step() was one"
             )
-        return self._coming_steps()
+        before = self._steps_of(self.epoch - 1) - self._rest if self._rest else 0
+        return before + self._coming_steps()
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_if_spent()
@@ -187,7 +190,7 @@ class PoissonLoader:
         self.epoch, self.steps_drawn = state["epoch"], state["steps_drawn"]
         self._iterations = max(self._iterations, state["iterations"])
         until = self._first_step(self.epoch)
-        self._rest = min(max(0, until - self.steps_drawn), until - self._first_step(max(0, self.epoch - 1)))
+        self._rest = min(max(0, until - self.steps_drawn), self._steps_of(max(0, self.epoch - 1)))
         self._paid = False  # what was charged for a batch that was not handed over is lost
         self.tickets.clear()
 
@@ -209,9 +212,11 @@ class PoissonLoader:
     def _first_step(self, epoch: int) -> int:
         return first_step(epoch, self.poisson.sample_rate)
 
+    def _steps_of(self, epoch: int) -> int:
+        return self._first_step(epoch + 1) - self._first_step(epoch)
+
     def _coming_steps(self) -> int:
-        whole_epoch = self._first_step(self.epoch + 1) - self._first_step(self.epoch)
-        coming = self._rest or whole_epoch
+        coming = self._rest or self._steps_of(self.epoch)
         return coming if self.steps is None else min(coming, self.steps - self.steps_drawn)
 
     def _refuse_if_spent(self) -> None:

@@ -24,6 +24,7 @@ from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.gradients.forward import is_copy
 from hoarfrost.gradients.independence import LossFunction, examine_first
 from hoarfrost.gradients.state import check_patterns
+from hoarfrost.gradients.structure import tell_of_other_processes
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
@@ -134,6 +135,8 @@ def make_private(
     )  # fmt: skip
     if plan.delta_advice:
         warnings.warn(plan.delta_advice, stacklevel=2)
+    if ledger is None:
+        tell_of_other_processes()
     if is_copy(model) and not earlier:
         warnings.warn(
             "this model is a copy of one that was trained privately, and this run's account knows nothing of what that "

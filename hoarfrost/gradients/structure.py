@@ -53,6 +53,20 @@ def in_several_processes(what: str) -> NotPrivate:
     )
 
 
+def tell_of_other_processes() -> None:
+    """Says so where several processes work together, of which each would train for itself."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    if torch.distributed.get_world_size() > 1:
+        warnings.warn(
+            "torch.distributed has several processes at work, and a private run is one process's: each that calls "
+            "make_private draws batches and noise of its own, and its epsilon counts its own steps alone. Train in one "
+            "process, and do not average weights over them. Runs that are meant to be separate need a common ledger=, "
+            "which adds them up",
+            stacklevel=3,
+        )
+
+
 class Structure:
     """The modules and parameters of ``model`` as they are now."""
 
@@ -81,6 +95,10 @@ class Structure:
     def _replaced(self, module: nn.Module, name: str) -> NotPrivate:
         now, path = module._parameters.get(name), self._path(module, name)
         sharded = {kind.__name__ for m in self.model.modules() for kind in type(m).__mro__} & IN_SEVERAL_PROCESSES
+        if not sharded and getattr(
+            module, "_is_fsdp_managed_module", False
+        ):  # the wrapper may be around the model, and not in it
+            sharded.add("FullyShardedDataParallel")
         if sharded:
             return in_several_processes(f"the model is in {_wrapper(sharded.pop())}")
         if now is not None and not isinstance(now, nn.Parameter):

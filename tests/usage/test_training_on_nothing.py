@@ -16,8 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hoarfrost.budget import Ledger
 from hoarfrost.errors import NotPrivate
+from tests.usage import two_processes
 from tests.usage.small import assert_same, private, small, train, trained, weights
 
 # A step that is noise alone says so, once.
@@ -210,10 +213,43 @@ def test_wrappers_around_a_private_model_are_refused_by_name() -> None:
             wrapped(x)
     model = small()
     run = private(model)
+    sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    for x, _ in run.loader:
+        with pytest.raises(NotPrivate, match=r"the model is in FullyShardedDataParallel.*one process"):
+            sharded(x)
+    model = small()
+    run = private(model)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     for x, _ in run.loader:
         with pytest.raises(NotPrivate, match=r"the model is in fully_shard.*one process"):
             model(x)
+
+
+def test_a_run_in_each_of_several_processes_is_told_of(tmp_path: Path) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.warns(UserWarning, match=r"several processes.*one process.*ledger="):
+            private(small())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=None, delta=1e-5)
+            private(small(), ledger=ledger, steps=1)  # which adds them up
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_real_processes_are_refused_or_told_of_what_each_does(tmp_path: Path) -> None:
+    """In both of them, and before a step is taken."""
+    for found in two_processes.run(tmp_path):
+        for name, outcome in found.items():
+            kind = name.partition("_before")[0].partition("_after")[0].partition("_with")[0]
+            wrapper = {"ddp": "DistributedDataParallel", "fsdp": "FullyShardedDataParallel"}.get(kind, kind)
+            if kind in ("data_parallel", "weights_averaged_by_hand"):
+                assert outcome.startswith("ran; told: torch.distributed has several processes")
+            else:
+                assert outcome.startswith(f"NotPrivate: the model is in {wrapper}"), name
+                assert "one process" in outcome
 
 
 # Schedulers.

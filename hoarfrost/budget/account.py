@@ -283,10 +283,10 @@ class Account(Spent):
         if allowance is None or self._target is not None or self.plan.steps is None or allowance.entry.closed:
             return
         wanted = self.plan.steps - self.next_step - allowance.left
-        possible = allowance.ledger.steps_left(self.plan.sample_rate, self.plan.noise_multiplier) if wanted > 0 else 0
-        more = wanted if possible is None else min(wanted, possible)
-        if more > 0:
-            allowance.extend(more)
+        if wanted > 0:
+            more = allowance.ledger.steps_left(self.plan.sample_rate, self.plan.noise_multiplier, wanted=wanted)
+            if more:
+                allowance.extend(more)
         self._update()
 
     def learn(self, known: Snapshot | Counters) -> None:

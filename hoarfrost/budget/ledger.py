@@ -165,12 +165,22 @@ class Ledger:
         """What will have been spent when all open runs take all their steps."""
         return epsilon_of(self.spent() + self.held(), self.delta, self.accountant)
 
-    def steps_left(self, sample_rate: float, noise_multiplier: float) -> int | None:
-        """How many more such steps the budget buys, besides all that is held; None without a limit."""
+    def steps_left(self, sample_rate: float, noise_multiplier: float, *, wanted: int | None = None) -> int | None:
+        """How many more such steps the budget buys, besides all that is held; None without a limit.
+
+        Args:
+            wanted: no more than so many: whether all of them fit is asked first, since finding out how many do is a
+                search.
+        """
         if self.budget is None:
-            return None
+            return wanted
         others = self.spent() + self.held()
-        return steps_within(self.budget, self.delta, sample_rate, noise_multiplier, self.accountant, after=others)
+        if wanted is not None:
+            all_of_them = Gaussian(noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=wanted)
+            if within((*others, all_of_them), self.budget, self.delta, self.accountant):
+                return wanted
+        found = steps_within(self.budget, self.delta, sample_rate, noise_multiplier, self.accountant, after=others)
+        return found if wanted is None else min(found, wanted)
 
     @property
     def head(self) -> Head:

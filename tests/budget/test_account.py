@@ -478,6 +478,33 @@ def test_lost_steps_are_replaced_once(tmp_path: Path, budget: float | None) -> N
     assert (account.steps, account.allowance and account.allowance.entry.event.steps) == (6, 7)
 
 
+def test_lost_steps_that_fit_are_asked_for_without_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(stated())
+    account.attach(ledger(tmp_path, budget=5.0))
+    snapshot = account.snapshot()
+    account.reserve()
+    monkeypatch.setattr("hoarfrost.budget.ledger.steps_within", lambda *_, **__: pytest.fail("a search"))
+    account.restore(snapshot)
+    assert account.allowance is not None
+    assert (account.steps, account.allowance.entry.event.steps) == (6, 7)
+
+
+def test_as_many_lost_steps_are_replaced_as_fit(tmp_path: Path) -> None:
+    books = ledger(tmp_path, budget=5.0)
+    others = books.steps_left(stated().sample_rate, stated().noise_multiplier)
+    assert others is not None
+    books.admit(stated().event(others - 8))
+    account = Account(stated())
+    account.attach(books)
+    snapshot = account.snapshot()
+    for _ in range(3):
+        account.reserve()
+    account.restore(snapshot)  # three are lost, of which two can be paid for
+    assert account.steps == 5
+    assert account.allowance is not None
+    assert account.allowance.entry.event.steps == 8
+
+
 def test_what_was_refused_is_as_if_it_had_not_been_asked_for(tmp_path: Path) -> None:
     books = ledger(tmp_path, budget=1.0)
     account = Account(stated(6, 8.0, 0, 1, 2, 3))

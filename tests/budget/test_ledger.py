@@ -251,6 +251,15 @@ def test_a_name_taken_while_others_compute_is_not_given_out_twice(path: Path, mo
         ledger.admit(steps(1), run="mine")
 
 
+def test_how_many_of_some_steps_fit(path: Path) -> None:
+    ledger = new(path)
+    left = ledger.steps_left(STEP.sample_rate, STEP.noise_multiplier)
+    assert left
+    for wanted in (1, left, left + 1, 10 * left):
+        found = ledger.steps_left(STEP.sample_rate, STEP.noise_multiplier, wanted=wanted)
+        assert found == min(wanted, left)
+
+
 def test_more_steps_of_a_run_are_asked_for_like_any_others(path: Path) -> None:
     ledger = new(path)
     allowance = ledger.admit(steps(10))

@@ -31,6 +31,7 @@ from hoarfrost.budget import (
 )
 from hoarfrost.budget import account as account_module
 from hoarfrost.budget import allowance as allowance_module
+from hoarfrost.budget import limits as limits_module
 from hoarfrost.errors import BudgetSpent, InvalidValue, LedgerDamaged
 
 LOOK = Gaussian(noise_multiplier=6.0)
@@ -525,7 +526,7 @@ def test_what_was_refused_is_as_if_it_had_not_been_asked_for(tmp_path: Path) -> 
 class Interruption:
     """Raises KeyboardInterrupt before the line of that number (from 0), of those that the account's files run."""
 
-    FILES = (account_module.__file__, allowance_module.__file__)
+    FILES = (account_module.__file__, limits_module.__file__, allowance_module.__file__)
 
     def __init__(self, number: int) -> None:
         self.left = number

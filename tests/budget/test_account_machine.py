@@ -44,6 +44,7 @@ from hoarfrost.budget import (
     booking,
     charges,
     epsilon,
+    limits,
     spent,
 )
 from hoarfrost.errors import BudgetSpent, InvalidValue
@@ -562,7 +563,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-SOURCES = [Path(str(module.__file__)) for module in (charges, booking, spent, account)]
+SOURCES = [Path(str(module.__file__)) for module in (charges, booking, spent, limits, account)]
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> ModuleType:

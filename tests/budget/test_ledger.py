@@ -754,7 +754,9 @@ def test_a_filter_needs_a_budget(path: Path) -> None:
 # What breaks off in the middle.
 
 
-@pytest.mark.parametrize("where", ["hoarfrost.budget.ledger.Ledger._apply", "hoarfrost.budget._journal.Journal._hash"])
+@pytest.mark.parametrize(
+    "where", ["hoarfrost.budget.contents.Contents._apply", "hoarfrost.budget._journal.Journal._hash"]
+)
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_an_interrupt_while_records_are_read_loses_none(path: Path, where: str, number: int) -> None:
     ledger = new(path, budget=None)

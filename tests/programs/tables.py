@@ -12,12 +12,14 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_new,
     right_opacus,
     right_parts,
+    right_writes,
     wrong_account,
     wrong_crashes,
     wrong_loops,
     wrong_losses,
     wrong_models,
     wrong_state,
+    wrong_writes,
 )
 from tests.programs.corpus import RIGHT, WRONG, Program
 

@@ -22,6 +22,12 @@ THROUGH_THE_MODEL = (
     "loss.backward(inputs=list(generator.parameters())), or take model.requires_grad_(False) around the generator's "
     "step."
 )
+OF_ANOTHER_RUN = (
+    "backward() through a private model on examples of another private run: each model is trained on the batches of "
+    "the loader that make_private returned with it. Two models that are trained on the same batches, or one on top of "
+    "the other, belong into one module, whose forward runs both: make that private, once, with one optimizer for both. "
+    "To use the other model as it is, call it under torch.no_grad()."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +53,13 @@ class Run:
         groups: whose its rows are.
         part: which of the chunk's rows it was on, where it was not on all of them and that can be known.
         onward: gradients flow on through its inputs, into whatever made them.
+        foreign: it was on what the loader of another run has handed over.
     """
 
     groups: Groups
     part: Part | None = None
     onward: bool = False
+    foreign: bool = False
 
 
 class BatchSums:
@@ -101,6 +109,7 @@ class BatchSums:
             groups=self._groups(rows),
             part=None if dim is None or ticket is None else _part(tensors, rows, ticket.chunk.rows(self.views), dim),
             onward=any(t.grad_fn is not None for t in tensors),
+            foreign=self.tickets.foreign,
         )
         if ticket is None or self.tickets.is_void(ticket):
             return run  # no training step: a backward pass is refused
@@ -130,9 +139,11 @@ class BatchSums:
         Refuses one that would count an example twice, or in a step that it was not drawn for.
         """
         onward = run is not None and run.onward
+        if run is not None and run.foreign:
+            raise NotPrivate(OF_ANOTHER_RUN)
         if ticket is None or self.tickets.is_void(ticket) or ticket.batch.total is None:
             raise NotPrivate(
-                THROUGH_THE_MODEL if onward else
+                OF_ANOTHER_RUN if onward and self.tickets.beside else THROUGH_THE_MODEL if onward else
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
                 "every training batch from the loader that make_private returned (a wrapper around it that copies "
                 "tensors must fetch the same number of batches ahead throughout); use torch.no_grad() to evaluate."

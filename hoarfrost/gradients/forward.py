@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 
-_copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_MARK = "_had_private_steps"  # an attribute of copies: theirs have it in turn, and pickles
 
 
 def is_copy(model: nn.Module) -> bool:
     """Whether it is a copy of a model that had private steps behind it then."""
-    return model in _copies
+    return _MARK in model.__dict__
 
 
 class Wrapped:
@@ -97,9 +96,10 @@ class Root(Wrapped):
         self._uncompiled = torch.compiler.disable(self._run)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self.engine.step() > 0:
-            _copies.add(memo[id(self.module)])
-        return super().__deepcopy__(memo)
+        return _plain_forward(memo[id(self.module)], self.engine.step() > 0)
+
+    def __reduce__(self) -> Any:
+        return _plain_forward, (self.module, self.engine.step() > 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._uncompiled(*args, **kwargs)
@@ -122,5 +122,7 @@ class Root(Wrapped):
         return output
 
 
-def _plain_forward(module: nn.Module) -> Any:
+def _plain_forward(module: nn.Module, mark: bool = False) -> Any:
+    if mark:
+        module.__dict__[_MARK] = True
     return MethodType(type(module).forward, module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.programs import (  # noqa: F401 - their programs register themselves
     right_backwards,
     right_batches,
+    right_beside,
     right_corners,
     right_loops,
     right_losses,
@@ -14,6 +15,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_parts,
     right_writes,
     wrong_account,
+    wrong_beside,
     wrong_crashes,
     wrong_loops,
     wrong_losses,

@@ -16,6 +16,7 @@ from hoarfrost.noise import Keystream
 from hoarfrost.sampling.draws import Draws, brought
 from hoarfrost.sampling.empty import empty_batch
 from hoarfrost.sampling.order import refuse_reordering
+from hoarfrost.sampling.overlap import tell_of_repeats
 from hoarfrost.sampling.poisson import Poisson
 from hoarfrost.sampling.source import loader_settings, people_of, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
@@ -110,6 +111,8 @@ class PoissonLoader:
             )
         self.poisson = poisson or poisson_of(data, batch_size, sample_rate, self.people)
         self.dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        if self.people is None:
+            tell_of_repeats(self.dataset)
         self.steps = steps
         self.steps_drawn = 0
         self.max_physical_batch = max_physical_batch

@@ -121,9 +121,8 @@ class BatchSums:
             )
         if rows % self.views:
             raise NotPrivate(
-                f"the model runs on a number of rows that views={self.views} does not divide: a collate function has "
-                "dropped some, or they are not from the loader. Let the data set replace what cannot be read; use "
-                "torch.no_grad() to evaluate."
+                f"the model runs on a number of rows that views={self.views} does not divide: the loop has left some "
+                "out, or they are not from the loader. Run it on all rows of a batch; use torch.no_grad() to evaluate."
             )
         self._total_of(ticket)
         return run
@@ -153,8 +152,8 @@ class BatchSums:
                 raise NotPrivate(
                     "backward() over a part of a batch, or of the model, or over more rows than were drawn: whose its "
                     "rows are cannot be known, and a person's are averaged before they are clipped. Run the whole "
-                    "model once on each batch that the loader gives, whole and in its order (a collate function must "
-                    "not drop rows); for smaller ones, use max_physical_batch=."
+                    "model once on each batch that the loader gives, whole and in its order; for smaller ones, use "
+                    "max_physical_batch=."
                 )
             self._refuse_other_rows(ticket, examples, run)
             if any(before is run for before in ticket.runs):
@@ -200,9 +199,8 @@ class BatchSums:
             )
         if self.views > 1 and examples != drawn and (part is None or part.start % self.views):
             raise NotPrivate(
-                f"the batch has other rows than its examples' {self.views} views each, which views= averages: a "
-                "collate function that drops rows, or a loop that picks some, would put different examples together. "
-                "Let the data set replace what cannot be read, and run the model on all rows of a batch."
+                f"the model ran on other rows than the examples' {self.views} views each, which views= averages: a "
+                "loop that picks some would put different examples together. Run it on all rows of a batch."
             )
 
     def discard(self) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
-from tests.programs.corpus import Rows, told, wrong
-from tests.programs.examples import vectors
-from tests.programs.loops import fit, two_layers
+from tests.programs.collating import Words, readable, told_of_the_loss
+from tests.programs.corpus import Rows, refused, told, wrong
+from tests.programs.examples import texts_of_any_length, vectors
+from tests.programs.loops import fit, padded, two_layers
 from tests.programs.running import MakePrivate
 
 # One record is several examples.
@@ -68,3 +72,95 @@ def a_data_set_and_its_mirror_image(rows: Rows, make_private: MakePrivate) -> No
 @wrong(vectors, TWICE)
 def a_list_several_times(rows: Rows, make_private: MakePrivate) -> None:
     fit(two_layers(), rows * 4, make_private)
+
+
+# Collate functions that mix examples.
+
+
+def cut_mix(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    x, y = default_collate(rows)
+    return torch.cat([x[:, :3], x[torch.randperm(len(x))][:, 3:]], 1), y
+
+
+def centred(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    x, y = default_collate(rows)
+    return x - x.mean(0), y
+
+
+COLLATE = refused("collate function", "padding")
+
+
+@wrong(texts_of_any_length, COLLATE)
+def padding_that_the_model_sees(rows: Rows, make_private: MakePrivate) -> None:
+    told_of_the_loss(Words(masked=False), rows, padded, make_private)
+
+
+@wrong(texts_of_any_length, COLLATE)
+def padding_that_the_model_sees_in_two_views(rows: Rows, make_private: MakePrivate) -> None:
+    told_of_the_loss(Words(masked=False), rows, padded, make_private, views=2)
+
+
+@wrong(texts_of_any_length, COLLATE)
+def padding_that_the_model_sees_of_people_s_texts(rows: Rows, make_private: MakePrivate) -> None:
+    people = [k // 2 for k in range(len(rows))]
+    told_of_the_loss(Words(masked=False), rows, padded, make_private, person=people, per_person=2)
+
+
+@wrong(vectors, COLLATE)
+def parts_of_other_examples_put_in_while_collating(rows: Rows, make_private: MakePrivate) -> None:
+    told_of_the_loss(two_layers(), rows, cut_mix, make_private)
+
+
+@wrong(vectors, COLLATE)
+def a_batch_s_mean_subtracted_while_collating(rows: Rows, make_private: MakePrivate) -> None:
+    told_of_the_loss(two_layers(), rows, centred, make_private)
+
+
+# Collate functions that drop examples because of others.
+
+
+def in_threes(rows: list[Any]) -> Any:
+    """As many as can be divided by three."""
+    return default_collate(rows[: len(rows) // 3 * 3])
+
+
+def at_most_five(rows: list[Any]) -> Any:
+    return default_collate(rows[:5])
+
+
+def no_two_alike(rows: list[Any]) -> Any:
+    """One for each class."""
+    return default_collate(list({int(y): (x, y) for x, y in rows}.values()))
+
+
+DROPS = refused("collate function", "a say in whether others", "weigh")
+
+
+@wrong(vectors, DROPS)
+def what_is_left_over_of_threes_is_dropped(rows: Rows, make_private: MakePrivate) -> None:
+    fit(two_layers(), DataLoader(rows, batch_size=4, collate_fn=in_threes), make_private)
+
+
+@wrong(vectors, DROPS)
+def no_more_than_fit_are_collated(rows: Rows, make_private: MakePrivate) -> None:
+    fit(two_layers(), DataLoader(rows, batch_size=4, collate_fn=at_most_five), make_private)
+
+
+@wrong(vectors, DROPS)
+def one_example_of_each_class_is_collated(rows: Rows, make_private: MakePrivate) -> None:
+    fit(two_layers(), DataLoader(rows, batch_size=4, collate_fn=no_two_alike), make_private)
+
+
+@wrong(vectors, refused("collate function", "drop", "views"))
+def unreadable_examples_are_dropped_from_views(rows: Rows, make_private: MakePrivate) -> None:
+    fit(two_layers(), DataLoader(rows, batch_size=4, collate_fn=readable), make_private, views=2)
+
+
+@wrong(vectors, refused("one loss per example"))
+def a_mixing_loss_where_unreadable_examples_are_dropped(rows: Rows, make_private: MakePrivate) -> None:
+    def mixing(output: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy(output / output.detach().std(), batch[1])
+
+    data = DataLoader(rows, batch_size=4, collate_fn=readable)
+    made_private = functools.partial(make_private, loss=mixing)
+    fit(two_layers(), data, made_private, lambda output, y: mixing(output, (None, y)))

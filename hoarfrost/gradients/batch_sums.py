@@ -229,6 +229,12 @@ class BatchSums:
             )
         if not ticket.chunk.last:
             return None
+        if 0 < ticket.covered < ticket.chunk.examples and all(run.part is not None for run in ticket.runs):
+            raise NotPrivate(
+                "the step has slices of its batch alone, and the other rows were left out for their place: one example "
+                "more moves others in or out of a slice. Run the model on all rows; where they are too many at a time, "
+                "use max_physical_batch=."
+            )
         ran = ticket.batch.total is not None
         total = self._total_of(ticket)
         if ticket.chunk.examples and not total.sums:

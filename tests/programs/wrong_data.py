@@ -164,3 +164,29 @@ def a_mixing_loss_where_unreadable_examples_are_dropped(rows: Rows, make_private
     data = DataLoader(rows, batch_size=4, collate_fn=readable)
     made_private = functools.partial(make_private, loss=mixing)
     fit(two_layers(), data, made_private, lambda output, y: mixing(output, (None, y)))
+
+
+# Loops that leave out rows by their place.
+
+
+@wrong(vectors, refused("left out", "max_physical_batch="))
+def a_batch_cut_to_what_fits(rows: Rows, make_private: MakePrivate) -> None:
+    model = two_layers()
+    model, optimizer, loader = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, batch_size=4)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[:5]), y[:5]).backward()
+        optimizer.step()
+
+
+@wrong(vectors, refused("left out"))
+def slices_of_three_and_no_smaller_ones(rows: Rows, make_private: MakePrivate) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = make_private(model, optimizer, rows, batch_size=4, loss_reduction="sum")
+    for x, y in loader:
+        optimizer.zero_grad()
+        for some, targets in zip(x.split(3), y.split(3), strict=True):
+            if len(some) == 3:
+                F.cross_entropy(model(some), targets, reduction="sum").backward()
+        optimizer.step()

@@ -14,7 +14,7 @@ from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling.draws import Draws, brought
-from hoarfrost.sampling.empty import empty_batch
+from hoarfrost.sampling.empty import empty_batch_of
 from hoarfrost.sampling.order import refuse_reordering
 from hoarfrost.sampling.overlap import tell_of_repeats
 from hoarfrost.sampling.poisson import Poisson
@@ -22,7 +22,6 @@ from hoarfrost.sampling.rows import Rows
 from hoarfrost.sampling.source import loader_settings, people_of, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
 
-TRIED = 16  # examples that an empty batch is made from, until the collate function makes something of one
 _END = object()
 
 
@@ -304,12 +303,7 @@ class PoissonLoader:
 
     @cached_property
     def _empty(self) -> Any:
-        for index in range(min(len(self.dataset), TRIED) - 1):
-            try:
-                return empty_batch(self.collate, self.dataset[index], self.batch_first)
-            except Exception:  # one that cannot be read, and is dropped
-                continue
-        return empty_batch(self.collate, self.dataset[min(len(self.dataset), TRIED) - 1], self.batch_first)
+        return empty_batch_of(self.dataset, self.collate, self.batch_first)
 
 
 class _Batches:

@@ -21,8 +21,9 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
+from hoarfrost.gradients.first_batch import examine_first
 from hoarfrost.gradients.forward import is_copy
-from hoarfrost.gradients.independence import LossFunction, examine_first
+from hoarfrost.gradients.independence import LossFunction
 from hoarfrost.gradients.state import check_patterns
 from hoarfrost.gradients.structure import tell_of_other_processes
 from hoarfrost.info import RunInfo, layers_of
@@ -33,6 +34,7 @@ from hoarfrost.optim.freeze_controller import FreezeController
 from hoarfrost.run import Private
 from hoarfrost.sampling import Chunk, PoissonLoader
 from hoarfrost.sampling.overlap import shares_data
+from hoarfrost.sampling.rows import rows_in
 from hoarfrost.stages import Earlier, snapshots, taking_over
 
 
@@ -220,12 +222,14 @@ def _inspect_first_batch(private: Private, loss: LossFunction) -> None:
     """Has the loss checked on the first batch that can show whether examples mix."""
     loader, engine = private.loader, private.optimizer.engine
 
-    def inspect(batch: Any, chunk: Chunk) -> None:
-        rows = chunk.rows(loader.views)
+    def inspect(batch: Any, chunk: Chunk, drawn: list[int]) -> None:
+        views = loader.views
+        rows = chunk.rows(views)
+        rows = min(rows, rows_in(batch, rows, loader.batch_first) or rows)  # fewer, where some cannot be read
         # A person's rows must not meet in the loss either: each is looked at by itself.
-        if rows >= 3 * loader.views and examine_first(
-            private.model, batch, loss, rows=rows, views=loader.views, loss_reduction=engine.loss_reduction,
-            batch_first=loader.batch_first,
+        if rows >= 3 * views and examine_first(
+            private.model, batch, loss, rows=rows, views=views, anew=(loader.dataset, drawn[::views], loader.collate),
+            loss_reduction=engine.loss_reduction, batch_first=loader.batch_first,
         ):  # fmt: skip
             loader.inspect = None
 

@@ -226,6 +226,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         if self.account.next_step == 0:  # what these weights have behind them is known now, and nothing is charged yet
             self.optimizer.engine.clipper.check(self.info())
         self._make_due_releases()
+        self.optimizer.engine.state.settle()  # what the loop sets from here on may have seen the batch
         self.account.reserve()
 
     def _make_due_releases(self) -> None:

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -115,6 +115,8 @@ class Tickets:
     0
     """
 
+    _last: ClassVar[weakref.ref[Tickets] | None] = None  # whose model ran last, of all runs in this process
+
     def __init__(self) -> None:
         self._out: deque[Ticket] = deque()
         self._lag: int | None = None  # how many chunks the loop is behind what was handed over last; seen at first use
@@ -126,7 +128,10 @@ class Tickets:
         self._void = 0  # the number of the last batch that was released, or given up
         self._complete: list[int] = []  # numbers of batches that were handed over whole, and not released or given up
         self._told = False  # that a batch had no step
+        self.foreign = False  # the model runs on what the loader of another run has handed over
+        self._before: weakref.ref[Tickets] | None = None  # those of the model, of whatever run, that ran before
         self._lock = threading.RLock()
+        _every.add(self)
 
     # What the loader says.
 
@@ -172,7 +177,12 @@ class Tickets:
     def open(self, inputs: Iterable[Tensor] = ()) -> Ticket | None:
         """The chunk that the model is about to run on; ``inputs`` are the tensors that reach it."""
         with self._lock:
-            known = self._recognised(list(inputs))
+            inputs = list(inputs)
+            places = {place for t in inputs for place in _places(t)}
+            found = self._holding(places)
+            self.foreign = not found and any(other._holding(places) for other in self._others())
+            self._before, Tickets._last = Tickets._last, weakref.ref(self)
+            known = self._recognised(found, inputs)
             if known is None:
                 self._refuse_unclear()
             self._worked_on = known or self._next()
@@ -187,6 +197,17 @@ class Tickets:
             if self._exhausted and self._worked_on is not None and not self.is_void(self._worked_on):
                 return self._worked_on
             return self._next()
+
+    @property
+    def unseen(self) -> int:
+        """How many chunks of an iteration that goes on were handed over since the model ran last."""
+        return 0 if self._exhausted else self._since_use
+
+    @property
+    def beside(self) -> bool:
+        """Whether the model that ran before this one is another run's, at work on a batch of its own."""
+        other = None if self._before is None else self._before()
+        return other not in (None, self) and other._worked_on is not None and not other._worked_on.used
 
     @property
     def ahead(self) -> bool:
@@ -244,10 +265,16 @@ class Tickets:
                 "Run the model once on each chunk, in the order in which the loader gives them"
             )
 
-    def _recognised(self, inputs: list[Tensor]) -> Ticket | None:
+    def _others(self) -> list[Tickets]:
+        """Of other runs in this process."""
+        return [each for each in list(_every) if each is not self] if len(_every) > 1 else []
+
+    def _holding(self, places: set[object]) -> list[Ticket]:
+        """The chunks with a tensor at one of these places."""
+        return [t for t in list(self._out) if any(not places.isdisjoint(_places(each)) for each in _alive(t))]
+
+    def _recognised(self, found: list[Ticket], inputs: list[Tensor]) -> Ticket | None:
         """The one chunk whose own tensors these are. Where several are (the very same tensor twice), nobody knows."""
-        places = {place for t in inputs for place in _places(t)}
-        found = [t for t in self._out if any(not places.isdisjoint(_places(each)) for each in _alive(t))]
         if not found and len(self._out) > 1:
             found = [ticket for ticket in self._out if any(_equal(a, b) for a in ticket.held for b in inputs)]
         if len(found) != 1:
@@ -276,6 +303,9 @@ class Tickets:
         if not self._told:
             self._told = True
             warnings.warn(MISSED, stacklevel=7)  # in the training loop, if it is optimizer.step() that found out
+
+
+_every: weakref.WeakSet[Tickets] = weakref.WeakSet()
 
 
 def _alive(ticket: Ticket) -> Iterable[Tensor]:

@@ -22,6 +22,12 @@ THROUGH_THE_MODEL = (
     "loss.backward(inputs=list(generator.parameters())), or take model.requires_grad_(False) around the generator's "
     "step."
 )
+OF_ANOTHER_RUN = (
+    "backward() through a private model on examples of another private run: each model is trained on the batches of "
+    "the loader that make_private returned with it. Two models that are trained on the same batches, or one on top of "
+    "the other, belong into one module, whose forward runs both: make that private, once, with one optimizer for both. "
+    "To use the other model as it is, call it under torch.no_grad()."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +53,13 @@ class Run:
         groups: whose its rows are.
         part: which of the chunk's rows it was on, where it was not on all of them and that can be known.
         onward: gradients flow on through its inputs, into whatever made them.
+        foreign: it was on what the loader of another run has handed over.
     """
 
     groups: Groups
     part: Part | None = None
     onward: bool = False
+    foreign: bool = False
 
 
 class BatchSums:
@@ -101,6 +109,7 @@ class BatchSums:
             groups=self._groups(rows),
             part=None if dim is None or ticket is None else _part(tensors, rows, ticket.chunk.rows(self.views), dim),
             onward=any(t.grad_fn is not None for t in tensors),
+            foreign=self.tickets.foreign,
         )
         if ticket is None or self.tickets.is_void(ticket):
             return run  # no training step: a backward pass is refused
@@ -112,9 +121,8 @@ class BatchSums:
             )
         if rows % self.views:
             raise NotPrivate(
-                f"the model runs on a number of rows that views={self.views} does not divide: a collate function has "
-                "dropped some, or they are not from the loader. Let the data set replace what cannot be read; use "
-                "torch.no_grad() to evaluate."
+                f"the model runs on a number of rows that views={self.views} does not divide: the loop has left some "
+                "out, or they are not from the loader. Run it on all rows of a batch; use torch.no_grad() to evaluate."
             )
         self._total_of(ticket)
         return run
@@ -130,9 +138,11 @@ class BatchSums:
         Refuses one that would count an example twice, or in a step that it was not drawn for.
         """
         onward = run is not None and run.onward
+        if run is not None and run.foreign:
+            raise NotPrivate(OF_ANOTHER_RUN)
         if ticket is None or self.tickets.is_void(ticket) or ticket.batch.total is None:
             raise NotPrivate(
-                THROUGH_THE_MODEL if onward else
+                OF_ANOTHER_RUN if onward and self.tickets.beside else THROUGH_THE_MODEL if onward else
                 "backward() on examples that the private loader did not draw (or whose step was already taken). Take "
                 "every training batch from the loader that make_private returned (a wrapper around it that copies "
                 "tensors must fetch the same number of batches ahead throughout); use torch.no_grad() to evaluate."
@@ -142,8 +152,8 @@ class BatchSums:
                 raise NotPrivate(
                     "backward() over a part of a batch, or of the model, or over more rows than were drawn: whose its "
                     "rows are cannot be known, and a person's are averaged before they are clipped. Run the whole "
-                    "model once on each batch that the loader gives, whole and in its order (a collate function must "
-                    "not drop rows); for smaller ones, use max_physical_batch=."
+                    "model once on each batch that the loader gives, whole and in its order; for smaller ones, use "
+                    "max_physical_batch=."
                 )
             self._refuse_other_rows(ticket, examples, run)
             if any(before is run for before in ticket.runs):
@@ -189,9 +199,8 @@ class BatchSums:
             )
         if self.views > 1 and examples != drawn and (part is None or part.start % self.views):
             raise NotPrivate(
-                f"the batch has other rows than its examples' {self.views} views each, which views= averages: a "
-                "collate function that drops rows, or a loop that picks some, would put different examples together. "
-                "Let the data set replace what cannot be read, and run the model on all rows of a batch."
+                f"the model ran on other rows than the examples' {self.views} views each, which views= averages: a "
+                "loop that picks some would put different examples together. Run it on all rows of a batch."
             )
 
     def discard(self) -> None:
@@ -220,6 +229,12 @@ class BatchSums:
             )
         if not ticket.chunk.last:
             return None
+        if 0 < ticket.covered < ticket.chunk.examples and all(run.part is not None for run in ticket.runs):
+            raise NotPrivate(
+                "the step has slices of its batch alone, and the other rows were left out for their place: one example "
+                "more moves others in or out of a slice. Run the model on all rows; where they are too many at a time, "
+                "use max_physical_batch=."
+            )
         ran = ticket.batch.total is not None
         total = self._total_of(ticket)
         if ticket.chunk.examples and not total.sums:

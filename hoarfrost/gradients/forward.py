@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 
-_copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_MARK = "_had_private_steps"  # an attribute of copies: theirs have it in turn, and pickles
 
 
 def is_copy(model: nn.Module) -> bool:
     """Whether it is a copy of a model that had private steps behind it then."""
-    return model in _copies
+    return _MARK in model.__dict__
 
 
 class Wrapped:
@@ -100,9 +99,10 @@ class Root(Wrapped):
         self._carried = Carried(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self.engine.step() > 0:
-            _copies.add(memo[id(self.module)])
-        return super().__deepcopy__(memo)
+        return _plain_forward(memo[id(self.module)], self.engine.step() > 0)
+
+    def __reduce__(self) -> Any:
+        return _plain_forward, (self.module, self.engine.step() > 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._uncompiled(*args, **kwargs)
@@ -127,5 +127,7 @@ class Root(Wrapped):
         return output
 
 
-def _plain_forward(module: nn.Module) -> Any:
+def _plain_forward(module: nn.Module, mark: bool = False) -> Any:
+    if mark:
+        module.__dict__[_MARK] = True
     return MethodType(type(module).forward, module)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hoarfrost.errors import HoarfrostError, InvalidValue, NotPrivate
+from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients.forward import Wrapped
 from hoarfrost.gradients.held_still import held_still
 from hoarfrost.gradients.members import Collated, Members, Picked, example_dim, spread, tensors_of
@@ -25,7 +25,6 @@ from hoarfrost.gradients.members import Collated, Members, Picked, example_dim, 
 LossFunction = Callable[[Any, Any], Tensor]
 Place = tuple[str, bool]  # a module, and whether what reaches it is meant, or what comes out of it
 TESTED = 8  # examples of a batch that are left out and replaced, one after the other
-FIRST_EXAMPLES, FIRST_TESTED = 6, 4  # of a run's first batch: 19 runs of a few examples
 # How much of a sum rounding may move. Models compute some things in float32 whatever they are cast to.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
@@ -96,32 +95,6 @@ def examine(
                 return
 
 
-def examine_first(model: nn.Module, batch: Any, loss: LossFunction, *, rows: int, views: int, **options: Any) -> bool:
-    """`examine` on a few examples of the first batch of a run, as its loader hands it over.
-
-    Args:
-        rows: how many the batch has: those of its examples, ``views`` of each.
-        options: `examine`'s.
-
-    Returns:
-        Whether the batch could show anything: one with an example whose gradient is not finite cannot.
-    """
-    try:
-        members = Picked(batch, options["batch_first"], rows, views, most=FIRST_EXAMPLES)
-        examine(model, members, loss, tested=FIRST_TESTED, **options)
-        return True
-    except NotFinite:
-        return False
-    except HoarfrostError:
-        raise
-    except Exception as error:
-        raise InvalidValue(
-            "make_private(loss=...) runs the model and the loss on a batch as the loader gives it, and that fails: "
-            f"{type(error).__name__}: {error}. If your loop changes the batch before the model gets it, leave out "
-            "loss= and call hoarfrost.check_independence with what the model gets"
-        ) from error
-
-
 def _twins(model: nn.Module) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
     """What the model can be looked at: a copy in float64, a copy as it is, or the model itself."""
     try:
@@ -139,6 +112,10 @@ def _paused(model: nn.Module) -> AbstractContextManager[None]:
 
 class NotFinite(InvalidValue):
     """Examples of which nothing can be seen."""
+
+
+class Unrepeatable(NotPrivate):
+    """Something keeps what it has seen."""
 
 
 @dataclass
@@ -229,7 +206,7 @@ class _Check:
             )
         again = self.sums(self.whole)
         if self._differs([a - b for a, b in zip(again, together, strict=True)], (again, together)):
-            raise NotPrivate(
+            raise Unrepeatable(
                 "the same batch has another gradient when it is run again: the model or the loss keeps something of "
                 "what it has seen, and carries it into later batches. Keep nothing from one batch to the next."
             )

@@ -24,13 +24,13 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def refusal(kind: str, name: str, what: str) -> NotPrivate:
+def refusal(kind: str, name: str, what: str, note: str = "") -> NotPrivate:
     """The error for something that is not the optimizer's and became another."""
     return NotPrivate(
-        f"the {kind} {name} {what} when the model runs, and not by the optimizer: it would carry data out of the step "
-        "without noise. Compute it before make_private from public data and leave it as it is, or replace the module "
-        "that keeps it by one without running statistics. If it does not depend on private data at all (a count of "
-        f'steps), declare it: make_private(..., allow_state=["{name}"])'
+        f"the {kind} {name}{note} {what} after the first batch was handed over, and not by the optimizer: it would "
+        "carry data out of the step without noise. Set it before that, from public data, and leave it as it is; or "
+        "replace the module that keeps it by one without running statistics. If it does not depend on private data at "
+        f'all (a count of steps), declare it: make_private(..., allow_state=["{name}"])'
     )
 
 

@@ -94,14 +94,15 @@ class Picked(Members):
 class Collated(Members):
     """Examples of a data set, collated anew for each batch."""
 
-    def __init__(self, dataset: Any, indices: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, dataset: Any, indices: Any, collate: Callable[[list[Any]], Any] | None, views: int = 1) -> None:
         if isinstance(indices, int):
             indices = spread(len(dataset), indices)
         if not isinstance(indices, list | tuple | range) or not all(isinstance(i, int) for i in indices):
             raise InvalidValue("with dataset=, batch is a list of indices of examples, or how many to take")
-        self._examples = [dataset[i] for i in indices]  # once: augmentation may draw others the next time
+        # Once: augmentation may draw others the next time.
+        self._examples = [[dataset[i] for _ in range(views)] for i in indices]
         self._collate = collate or default_collate
-        self.count = len(self._examples)
+        self.count, self.views = len(self._examples), views
 
     def batch(self, members: Sequence[Member], device: torch.device, dtype: torch.dtype | None) -> Any:
         # Copies, because some collate functions take their input apart.
@@ -113,7 +114,19 @@ class Collated(Members):
         def moved(t: Tensor) -> Tensor:
             return t.to(device, dtype if dtype is not None and t.is_floating_point() else None)
 
-        return map_tensors(moved, self._collate(examples))
+        return map_tensors(moved, self._collate([view for each in examples for view in each]))
+
+    def leave_out_dropped(self, batch_first: bool) -> None:
+        """Leaves out examples of which the collate function makes no rows, as of what cannot be read."""
+        self._examples = [each for each in self._examples if self._has_rows(each, batch_first)]
+        self.count = len(self._examples)
+
+    def _has_rows(self, example: list[Any], batch_first: bool) -> bool:
+        try:
+            batch = self._collate(copy.deepcopy(example))
+        except Exception:
+            return False
+        return any(example_dim(t, self.views, batch_first) is not None for t in tensors_of(batch))
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -44,6 +44,8 @@ class FreezeController:
         self._live: Live = {}  # what the freezer said last
         self._start()
         engine.before_run = self.apply
+        if self.freezer.velocity_flows:
+            engine.state.flowing = self.frozen
 
     @property
     def live_share(self) -> float:
@@ -115,7 +117,8 @@ class FreezeController:
         """Brings back into autograd what was taken out of it here; `apply` takes it out again."""
         for name in self.frozen:
             self.parameters[name].requires_grad_(True)
-        self.frozen, self._key = set(), _NEVER
+        self.frozen.clear()
+        self._key = _NEVER
 
     def _resolve(self, name: str, mask: Mask) -> bool | PartialMask:
         try:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.optim.beside import tell_of_other_training
 
 if TYPE_CHECKING:
     from hoarfrost.optim.private import PrivateOptimizer
@@ -50,6 +51,7 @@ class _Hook:
                 )
             if stepping is not private.inner:
                 _refuse_other_layers(stepping, private)
+                tell_of_other_training(stepping, private, _private)
 
 
 def _refuse_other_layers(stepping: Optimizer, private: PrivateOptimizer) -> None:

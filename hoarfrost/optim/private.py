@@ -66,6 +66,7 @@ class PrivateOptimizer(Optimizer):
         self.stepping = False  # whether a real one is under way
         self._rates: list[float] | None = None  # of learning, at the last step() that was none
         self._rates_told = False
+        self.others_told = False  # that something else is trained on the loader's batches
         self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # what torch's wrapper around step() looks for
         self._optimizer_step_post_hooks: dict[int, Any] = OrderedDict()
         self._patch_step_function()

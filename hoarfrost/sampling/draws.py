@@ -25,7 +25,7 @@ class Draws:
     chunk_examples: int | None
     views: int
     people: People | None = None
-    waiting: deque[Chunk] = field(default_factory=deque)
+    waiting: deque[tuple[Chunk, list[int]]] = field(default_factory=deque)  # with the numbers of its rows
     handed_over: int = 0  # whole batches
     between_batches: bool = True
 
@@ -36,9 +36,11 @@ class Draws:
             for start in range(0, max(1, len(drawn)), most):
                 part = drawn[start : start + most]
                 first, last = start == 0, start + most >= len(drawn)
-                self.waiting.append(Chunk(examples=len(part), first=first, last=last, groups=self._groups(part)))
+                drawn_rows = [row for rows in part for row in rows for _ in range(self.views)]
+                chunk = Chunk(examples=len(part), first=first, last=last, groups=self._groups(part))
+                self.waiting.append((chunk, drawn_rows))
                 if part:
-                    yield [row for rows in part for row in rows for _ in range(self.views)]
+                    yield drawn_rows
 
     def _groups(self, part: list[list[int]]) -> Groups | None:
         """Whose the rows of a chunk are, where that does not follow from the number of views."""

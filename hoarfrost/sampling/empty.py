@@ -9,6 +9,19 @@ from torch import Tensor
 
 from hoarfrost.nested import parts, rebuild
 
+TRIED = 16  # examples, until the collate function makes something of one: others cannot be read, and are dropped
+
+
+def empty_batch_of(dataset: Any, collate: Callable[[list[Any]], Any], batch_first: bool = True) -> Any:
+    """`empty_batch` of the first of a data set's examples that can be collated."""
+    *others, last = range(min(len(dataset), TRIED))
+    for index in others:
+        try:
+            return empty_batch(collate, dataset[index], batch_first)
+        except Exception:
+            continue
+    return empty_batch(collate, dataset[last], batch_first)
+
 
 def empty_batch(collate: Callable[[list[Any]], Any], example: Any, batch_first: bool = True) -> Any:
     """What `collate` would return for no example at all, if it could.

@@ -14,9 +14,11 @@ from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
 from hoarfrost.sampling.draws import Draws, brought
-from hoarfrost.sampling.empty import empty_batch
+from hoarfrost.sampling.empty import empty_batch_of
 from hoarfrost.sampling.order import refuse_reordering
+from hoarfrost.sampling.overlap import tell_of_repeats
 from hoarfrost.sampling.poisson import Poisson
+from hoarfrost.sampling.rows import Rows
 from hoarfrost.sampling.source import loader_settings, people_of, poisson_of
 from hoarfrost.tickets import Chunk, Tickets
 
@@ -110,6 +112,8 @@ class PoissonLoader:
             )
         self.poisson = poisson or poisson_of(data, batch_size, sample_rate, self.people)
         self.dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        if self.people is None:
+            tell_of_repeats(self.dataset)
         self.steps = steps
         self.steps_drawn = 0
         self.max_physical_batch = max_physical_batch
@@ -121,7 +125,8 @@ class PoissonLoader:
         self.epoch = 0  # how many have begun
         self._rest = 0  # steps of the last one that are still to come, after a restart in its middle
         self._iterations = 0
-        self.inspect: Callable[[Any, Chunk], None] | None = None  # sees what is about to be handed over
+        # Sees what is about to be handed over: the batch, its chunk, and the numbers of its rows.
+        self.inspect: Callable[[Any, Chunk, list[int]], None] | None = None
         self._paid = False  # on_batch was called for a batch that is not handed over yet
         self.tickets = Tickets()  # which of the chunks that were handed over the loop works on
         self._stream, self._seed = Keystream("sampling", seed), seed
@@ -130,6 +135,7 @@ class PoissonLoader:
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has its own draws.
         self._batches = _Batches()
         self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
+        self._rows = Rows(self.collate, self.dataset, together, batch_first)
 
     def __len__(self) -> int:
         """The coming epoch's number of batches; unknown, and a TypeError, if batches are cut into chunks.
@@ -164,6 +170,11 @@ class PoissonLoader:
         """The expected number of examples, or people, in a step, q·N: a whole number where one was asked for."""
         expected = self.poisson.expected_batch
         return round(expected) if math.isclose(expected, round(expected), rel_tol=1e-9) else expected
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """What makes a batch of examples."""
+        return self._loader.collate_fn
 
     @property
     def seeded(self) -> bool:
@@ -207,7 +218,7 @@ class PoissonLoader:
         self._other_draws += 1
         stream = Keystream(f"sampling besides the steps {self._other_draws}", self._seed)
         for rows in brought(poisson, self.people, stream):
-            yield [self._loader.collate_fn([self.dataset[row]]) for row in rows]
+            yield [self.collate([self.dataset[row]]) for row in rows]
 
     def _first_step(self, epoch: int) -> int:
         return first_step(epoch, self.poisson.sample_rate)
@@ -252,10 +263,10 @@ class PoissonLoader:
                     return
                 self._pay()
             if self._together > 1 and not self._order_known:
-                refuse_reordering(self._loader.collate_fn, self.dataset, len(self.dataset), self.batch_first)
+                refuse_reordering(self.collate, self.dataset, len(self.dataset), self.batch_first)
                 self._order_known = True
             batch = next(batches, _END)
-            while draws.waiting and draws.waiting[0].examples == 0:
+            while draws.waiting and draws.waiting[0][0].examples == 0:
                 empty = map_tensors(torch.clone, self._empty)
                 self._hand_over(draws, empty)
                 yield empty
@@ -267,12 +278,14 @@ class PoissonLoader:
 
     def _hand_over(self, draws: Draws, batch: Any) -> None:
         self._refuse_if_superseded(draws)
-        chunk = draws.waiting[0]
+        chunk, rows = draws.waiting[0]
         if chunk.first:
             self._pay()
             self._paid = False
+        if chunk.examples:
+            self._rows.check(batch, rows)
         if self.inspect is not None:
-            self.inspect(batch, chunk)
+            self.inspect(batch, chunk, rows)
         draws.waiting.popleft()
         if self.on_chunk is not None:
             self.on_chunk(chunk)
@@ -295,7 +308,7 @@ class PoissonLoader:
 
     @cached_property
     def _empty(self) -> Any:
-        return empty_batch(self._loader.collate_fn, self.dataset[0], self.batch_first)
+        return empty_batch_of(self.dataset, self.collate, self.batch_first)
 
 
 class _Batches:

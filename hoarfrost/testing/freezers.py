@@ -130,6 +130,7 @@ class _Check:
         given: dict[str, Any] = {
             "sample_rate": self.sample_rate, "steps": self.steps, "noise_multiplier": 1.0, "delta": 1e-5,
             "accountant": "rdp", "loss_reduction": "sum", "freeze": self.freezer,
+            "allow_state": ["*"],  # what it moves is for this check to find, and to say why
         }  # fmt: skip
         return make_private(model, OPTIMIZERS[self.optimizer](model.parameters()), self.data, **(given | options))
 

@@ -345,6 +345,68 @@ def test_a_parameter_that_changes_in_the_backward_pass_is_refused() -> None:
         squares(model(torch.randn(5, 4))).backward()
 
 
+def frozen_after_two_steps(model: nn.Module, write: Callable[[Tensor], Any], **options: Any) -> Any:
+    """A large layer that the optimizer holds is trained, frozen, and then written to after every step."""
+    wide = model.wide.weight
+
+    def after_step(step: int) -> None:
+        if step == 2:
+            wide.requires_grad_(False)
+        if step > 3:
+            write(wide)
+
+    private = private_run(model, **options)
+    train(private, after_step)
+    return private
+
+
+class Wide(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(4, 1 << 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.wide(x)[:, -3:]
+
+
+@torch.no_grad()
+def add_one(t: Tensor) -> None:
+    t[-1] += 1
+
+
+@torch.no_grad()
+def double_and_halve(t: Tensor) -> None:
+    t.mul_(2).mul_(0.5)
+
+
+def test_a_large_frozen_parameter_is_compared_when_it_was_written_to() -> None:
+    with pytest.raises(NotPrivate, match=r"wide\.weight \(whose requires_grad is off\) changes"):
+        frozen_after_two_steps(Wide(), add_one, steps=8)
+    assert frozen_after_two_steps(Wide(), double_and_halve, steps=8).steps_taken == 8
+    assert frozen_after_two_steps(Wide(), add_one, steps=8, allow_state=["wide.*"]).steps_taken == 8
+
+
+def test_a_large_frozen_parameter_is_compared_in_turn_where_no_version_shows(tmp_path: Any) -> None:
+    private = frozen_after_two_steps(Wide(), lambda t: None, steps=40)  # its slices are read in turn
+    private.model.wide.weight.data[-1] += 1
+    with pytest.raises(NotPrivate, match=r"wide\.weight"):
+        private.save(tmp_path / "checkpoint.safetensors")
+
+
+@pytest.mark.parametrize("velocity", ["stands", "flows"])
+def test_what_a_freezer_lets_flow_is_not_compared(velocity: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(40, 4) + 1, torch.randn(40, 3))
+    freezer = hoarfrost.freeze.Random(0.5, granularity="tensor", velocity=velocity)
+    private = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), data, sample_rate=0.2, noise_multiplier=1.0,
+        delta=1e-5, steps=12, accountant="rdp", freeze=freezer,
+    )  # fmt: skip
+    train(private)
+    assert private.steps_taken == 12
+
+
 # What honest programs do.
 
 

@@ -221,7 +221,7 @@ def one_example_that_is_all_zeros(rows: Rows, make_private: MakePrivate) -> None
 
 
 def all_the_same() -> Rows:
-    return vectors(1) * 8
+    return [(x.clone(), y.clone()) for x, y in vectors(1) * 8]
 
 
 @right(all_the_same)

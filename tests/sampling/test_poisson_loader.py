@@ -17,6 +17,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -534,3 +535,12 @@ def test_impossible_settings_are_refused(settings, message):
 def test_an_empty_data_set_is_refused():
     with pytest.raises(InvalidValue, match="empty"):
         PoissonLoader(Numbers(0), batch_size=1)
+
+
+def test_an_empty_batch_is_made_from_the_first_example_that_can_be_read():
+    def readable(rows):
+        return default_collate([row for row in rows if row is not None])
+
+    data = [None, *torch.ones(30, 3)]
+    loader = PoissonLoader(DataLoader(data, collate_fn=readable), sample_rate=0.1, seed=1)
+    assert (0, 3) in {tuple(batch.shape) for batch in loader}

@@ -8,6 +8,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_corners,
     right_loops,
     right_losses,
+    right_meetings,
     right_models,
     right_new,
     right_opacus,
@@ -16,6 +17,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     wrong_crashes,
     wrong_loops,
     wrong_losses,
+    wrong_meetings,
     wrong_models,
     wrong_state,
 )
@@ -41,10 +43,6 @@ SLOW = {
 # Wrong programs that get through today, or get another message, each with the reason. One that comes out right has to
 # leave.
 KNOWN_GAPS: dict[str, str] = {
-    "a_tensor_hook_that_divides_by_the_batch_s_norm": "a hook that the loop puts on the model's output lies outside of "
-    "the model, and nobody runs it but the loop; check_independence sees it inside of a loss",
     "reentrant_checkpoints_on_parts_of_a_batch": "refused, but as a layer that is called with examples in different "
     "dimensions, without the word use_reentrant",
-    "words_divided_by_how_many_the_batch_has": "a quotient of two sums is no mean that the graph of a loss shows; "
-    "check_independence sees it",
 }

@@ -1,0 +1,87 @@
+"""Whether examples meet in the loss of a plain `loss.backward()`, with their gradients.
+
+A mean or a sum over examples has no second derivative between two of them: the gradient of one's output does not change
+with another's. So the gradient at the outputs is differentiated once more, in a random direction that moves the outputs
+of half of the examples, and the other half must get nothing: not little, but exactly nothing. What has no curvature (a
+maximum, a selection) is not seen here, nor are numbers without a gradient: `loss_graph` reads those that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hoarfrost.errors import NotPrivate
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.engine import Engine
+    from hoarfrost.gradients.loss_watch import Returned
+
+TOLERANCE = 1e-6  # of the largest second derivative: exact zeros are expected, but not insisted on
+
+
+def refuse(engine: Engine, tensors: Sequence[Tensor], weights: Any, returned: Returned) -> None:
+    """Refuses a backward pass from ``tensors`` through which the examples of a run meet."""
+    examples = returned.groups.count(returned.rows)
+    outputs = [(t, dim) for t, dim in zip(returned.outputs, returned.dims, strict=True) if dim is not None]
+    if examples < 2 or not outputs:
+        return
+    generator = torch.Generator().manual_seed(returned.number)  # of its own: the run's random numbers stay the same
+    half = torch.zeros(examples)
+    half[torch.randperm(examples, generator=generator)[: examples // 2]] = 1
+    moved = returned.groups.spread(half) == 1
+    # Together; or one by one, where one is computed from another and the path between them can be gone only once.
+    for some in (outputs, *([each] for each in outputs if len(outputs) > 1)):
+        try:
+            met = _meet(engine, tensors, weights, some, moved, generator)
+        except (RuntimeError, NotPrivate):
+            continue  # something that cannot be differentiated twice; what is wrong otherwise, the pass itself says
+        if met:
+            raise NotPrivate(
+                "loss.backward(): in this loss the gradient of one example depends on other examples of the batch, so "
+                "that one example moves what all others contribute, and clipping does not bound it. A loss must be a "
+                "mean (or a sum) over examples of terms that are computed from one example each: no root, quotient, "
+                "logarithm or product of what was added up over the batch, no mean over the batch that is subtracted, "
+                "no softmax over examples, no comparison of all with all. Compute one loss per example and call "
+                "optimizer.backward(losses); docs/losses.md says which loss to write how."
+            )
+        return
+
+
+def _meet(
+    engine: Engine,
+    tensors: Sequence[Tensor],
+    weights: Any,
+    outputs: Sequence[tuple[Tensor, int]],
+    moved: Tensor,
+    generator: torch.Generator,
+) -> bool:
+    """Whether moving the outputs of ``moved`` rows moves the gradients of the other rows."""
+    at = [t for t, _ in outputs]
+    with engine.trial(), torch.enable_grad():
+        first = torch.autograd.grad(tensors, at, weights, create_graph=True, allow_unused=True)
+        curved = [(g, t, dim) for g, (t, dim) in zip(first, outputs, strict=True) if g is not None and g.requires_grad]
+        if not curved:
+            return False
+        directions = []
+        for g, _, dim in curved:
+            rows = _along(moved.to(g), dim, g.dim())
+            directions.append(torch.randn(g.shape, generator=generator).to(g) * rows)
+        second = torch.autograd.grad(
+            [g for g, _, _ in curved], at, directions, retain_graph=True, allow_unused=True
+        )  # fmt: skip
+    largest, others = 0.0, 0.0
+    for change, (_, dim) in zip(second, outputs, strict=True):
+        if change is None:
+            continue
+        sizes = torch.where(change.isfinite(), change.abs(), 0).movedim(dim, 0).double()
+        largest = max(largest, float(sizes.max()))
+        others = max(others, float(sizes[~moved.to(sizes.device)].max()))
+    return others > TOLERANCE * largest
+
+
+def _along(rows: Tensor, dim: int, dims: int) -> Tensor:
+    return rows.view(*[-1 if d == dim else 1 for d in range(dims)])

@@ -310,12 +310,12 @@ class Engine:
             self._losses = None
 
     @contextmanager
-    def trial(self) -> Iterator[list[_Pass]]:
-        """Nothing of what passes in this block bring is kept; it is in what is yielded, when the block is over."""
+    def trial(self, tensors: Sequence[Tensor]) -> Iterator[list[_Pass]]:
+        """Nothing of what passes from ``tensors`` bring is kept; it is in what is yielded, when the block is over."""
         known, self._trial = set(self._passes), True
         found: list[_Pass] = []
         try:
-            with self.loss_watch.hooks_aside():
+            with self.loss_watch.hooks_aside(tensors):
                 yield found
         finally:
             self._trial = False
@@ -326,7 +326,10 @@ class Engine:
 
         Of losses of another run than the last one nothing is told: their rows may be other people's than `groups` says.
         """
-        with self.trial() as passes, suppress(RuntimeError):  # reentrant checkpoints cannot be asked in this way
+        with (
+            self.trial([losses]) as passes,
+            suppress(RuntimeError),
+        ):  # reentrant checkpoints cannot be asked in this way
             # Not backward(): what is no part of the model must not be given a gradient.
             torch.autograd.grad(losses, self._anchor, weights, retain_graph=True, allow_unused=True)
         found = [each for each in passes if each.call is None or each.call.groups is self.groups]

@@ -119,7 +119,7 @@ class Root(Wrapped):
         with engine.running(where.rows, run):
             output = self.original(*args, **kwargs)
         engine.state.ran()
-        engine.loss_watch.ran(run, where.rows, tensors, output)
+        engine.loss_watch.ran(run, where.rows, output)
         return output
 
 

@@ -44,7 +44,7 @@ class LossGraph:
         """Called before a backward pass over ``rows`` rows, which are the ``whole`` of a logical batch or a part."""
         try:
             for root in roots:
-                if root.dim() == 0:
+                if root.dim() == 0 and root.grad_fn is not None:
                     self._look_at(root.grad_fn, rows, whole)
         except (AttributeError, RuntimeError, TypeError, KeyError):
             pass  # another version of torch: what its nodes say is not known
@@ -136,9 +136,10 @@ class LossGraph:
             warnings.warn(message, stacklevel=8)  # the line that calls loss.backward()
 
 
-def nodes_of(roots: Sequence[Any]) -> set[Any]:
+def nodes_of(tensors: Sequence[Tensor]) -> set[Any]:
     """The nodes of a loss, and the taps on the model's layers at which it ends."""
-    found = set(roots)
+    roots = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    found: set[Any] = set(roots)
     for root in roots:
         for node in _nodes(root):
             found.add(node)
@@ -214,7 +215,7 @@ def _quotients(node: Any, divisors: tuple[float, ...]) -> Iterator[tuple[Any, tu
 
 def _chooses(node: Any, rows: int) -> bool:
     """Whether it sorts examples or picks some, of numbers of which each example has one, or of all numbers."""
-    if not node.name().startswith(tuple(f"{name}Backward" for name in CHOICES)):
+    if not node.name().startswith(tuple(f"{name}Backward" for name in CHOICES)) or not _comes_from_the_model(node):
         return False
     below, output = node.next_functions[0]
     numbers, left = prod(below._input_metadata[output].shape), prod(_shape(node))
@@ -237,4 +238,11 @@ def _is_kink(node: Any) -> bool:
     if not node.name().startswith(KINKS):
         return False
     inputs = [below for below, _ in node.next_functions if below is not None]
-    return any(_reduction(n)[0] is not None for each in inputs if _shape(each) == () for n in _nodes(each))
+    single = [each for each in inputs if _shape(each) == () and _comes_from_the_model(each)]
+    return any(_reduction(n)[0] is not None for each in single for n in _nodes(each))
+
+
+def _comes_from_the_model(node: Any) -> bool:
+    """Whether taps are below it, and not leaves alone."""
+    ends = (below for each in _nodes(node) for below, _ in each.next_functions)
+    return any(below is not None and below.name().startswith("_Tap") for below in ends)

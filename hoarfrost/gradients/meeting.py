@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from hoarfrost.errors import NotPrivate
 
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
     from hoarfrost.gradients.loss_watch import Returned
 
+Counted = tuple[GradientEdge, int]  # where a tensor is in the graph, and the dimension that counts its rows
 TOLERANCE = 1e-6  # of the largest second derivative: exact zeros are expected, but not insisted on
 
 
-def refuse(engine: Engine, tensors: Sequence[Tensor], weights: Any, returned: Returned) -> None:
-    """Refuses a backward pass from ``tensors`` through which the examples of a run meet."""
+def refuse(
+    engine: Engine, tensors: Sequence[Tensor], weights: Any, outputs: Sequence[Counted], returned: Returned
+) -> None:
+    """Refuses a backward pass from ``tensors`` through which the examples of a run meet, at its ``outputs``."""
     examples = returned.groups.count(returned.rows)
-    outputs = [(t, dim) for t, dim in zip(returned.outputs, returned.dims, strict=True) if dim is not None]
     if examples < 2 or not outputs:
         return
     generator = torch.Generator().manual_seed(returned.number)  # of its own: the run's random numbers stay the same
@@ -37,7 +40,7 @@ def refuse(engine: Engine, tensors: Sequence[Tensor], weights: Any, returned: Re
     for some in (outputs, *([each] for each in outputs if len(outputs) > 1)):
         try:
             met = _meet(engine, tensors, weights, some, moved, generator)
-        except (RuntimeError, NotPrivate):
+        except Exception:
             continue  # something that cannot be differentiated twice; what is wrong otherwise, the pass itself says
         if met:
             raise NotPrivate(
@@ -55,23 +58,23 @@ def _meet(
     engine: Engine,
     tensors: Sequence[Tensor],
     weights: Any,
-    outputs: Sequence[tuple[Tensor, int]],
+    outputs: Sequence[Counted],
     moved: Tensor,
     generator: torch.Generator,
 ) -> bool:
     """Whether moving the outputs of ``moved`` rows moves the gradients of the other rows."""
-    at = [t for t, _ in outputs]
-    with engine.trial(), torch.enable_grad():
+    at = [edge for edge, _ in outputs]
+    with engine.trial(tensors), torch.enable_grad():
         first = torch.autograd.grad(tensors, at, weights, create_graph=True, allow_unused=True)
-        curved = [(g, t, dim) for g, (t, dim) in zip(first, outputs, strict=True) if g is not None and g.requires_grad]
+        curved = [(g, dim) for g, (_, dim) in zip(first, outputs, strict=True) if g is not None and g.requires_grad]
         if not curved:
             return False
         directions = []
-        for g, _, dim in curved:
+        for g, dim in curved:
             rows = _along(moved.to(g), dim, g.dim())
             directions.append(torch.randn(g.shape, generator=generator).to(g) * rows)
         second = torch.autograd.grad(
-            [g for g, _, _ in curved], at, directions, retain_graph=True, allow_unused=True
+            [g for g, _ in curved], at, directions, retain_graph=True, allow_unused=True
         )  # fmt: skip
     largest, others = 0.0, 0.0
     for change, (_, dim) in zip(second, outputs, strict=True):

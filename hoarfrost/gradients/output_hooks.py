@@ -20,14 +20,13 @@ Hook = Callable[[Tensor], Any]
 
 
 class Aside:
-    """While it is entered, hooks on these tensors are not called, and gradients that they keep stay as they are."""
+    """While it is entered, none of these hooks is called, and gradients that tensors keep stay as they are."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, hooks: Sequence[dict[int, Hook]], tensors: Sequence[Tensor | None]) -> None:
+        self._hooks = [(each, dict(each)) for each in hooks]
+        self._kept = [(t, t.grad) for t in tensors if t is not None and t.retains_grad]
 
     def __enter__(self) -> None:
-        self._hooks = [(hooks, dict(hooks)) for t in self._tensors if (hooks := t._backward_hooks)]
-        self._kept = [(t, t.grad) for t in self._tensors if t.retains_grad]
         for hooks, _ in self._hooks:
             hooks.clear()
 
@@ -38,15 +37,15 @@ class Aside:
             t.grad = gradient
 
 
-def watch(t: Tensor, dim: int, groups: Groups, rows: int) -> None:
-    """Has the hooks on ``t`` tried in the coming backward pass; ``dim`` counts its rows."""
+def watch(hooks: dict[int, Hook], dim: int, groups: Groups, rows: int) -> None:
+    """Has the hooks on a tensor tried in the coming backward pass; ``dim`` counts its rows."""
     examples = groups.count(rows)
-    if not t._backward_hooks or examples < 2:
+    if not hooks or examples < 2:
         return
     half = torch.arange(examples) % 2 == 0
     changed = groups.spread(half.float()) == 1
-    for key, hook in list(t._backward_hooks.items()):
-        t._backward_hooks[key] = _Tried(hook, dim, changed)
+    for key, hook in list(hooks.items()):
+        hooks[key] = _Tried(hook, dim, changed)
 
 
 class _Tried:
@@ -66,7 +65,7 @@ class _Tried:
     def _try(self, gradient: Tensor) -> None:
         gradient = gradient.nan_to_num()
         row = self.changed.to(gradient.device).view(*[-1 if d == self.dim else 1 for d in range(gradient.dim())])
-        large = 1e3 * (gradient.abs().max() + 1e-3) * (1 + gradient.sign())
+        large = 1e6 * (gradient.abs().max() + 1) * (1 + gradient.sign())
         try:
             as_it_is = self._others(gradient)
             others = [self._others(torch.where(row, new, gradient)) for new in (large, torch.zeros_like(gradient))]

@@ -7,7 +7,7 @@ it (`hoarfrost.optim.other_optimizers`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,20 +22,19 @@ class Outside:
         self.stepping = False  # another optimizer was seen to step: every pass is looked at from now on
         self._marked: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = []  # leaves, and their gradients
 
-    def leaves(self, nodes: Iterable[Any], inputs: Sequence[Tensor], rows: int) -> list[Tensor]:
-        """The leaves of a loss's own ``nodes``, and those below what the model ran on.
+    def leaves(self, nodes: Iterable[Any], rows: int, *, onward: bool) -> list[Tensor]:
+        """The leaves of a loss's own ``nodes``, and where the graph goes ``onward``, those below the model.
 
         A plain tensor with a row for each example (the shift of an adversarial example) is an input, nothing trained.
         """
-        todo: list[Any] = [t.grad_fn for t in inputs]
-        below_the_model = set(todo)
+        found = set(nodes)
+        todo = list(found) if onward else []
         while todo:
-            for node, _ in todo.pop().next_functions:
-                if node is not None and node not in below_the_model:
-                    below_the_model.add(node)
-                    todo.append(node)
-        found = [node.variable for node in (*nodes, *below_the_model) if node.name() == ACCUMULATE]
-        return [t for t in found if isinstance(t, nn.Parameter) or not (t.dim() and t.shape[0] == rows)]
+            below = {node for node, _ in todo.pop().next_functions if node is not None} - found
+            found |= below
+            todo += below
+        leaves = [node.variable for node in found if node.name() == ACCUMULATE]
+        return [t for t in leaves if isinstance(t, nn.Parameter) or not (t.dim() and t.shape[0] == rows)]
 
     def mark(self, leaves: Iterable[Tensor]) -> None:
         """A pass has brought these leaves their gradients."""

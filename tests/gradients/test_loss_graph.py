@@ -122,6 +122,9 @@ RIGHT: dict[str, tuple[Loss, dict[str, Any]]] = {
     "a sum by what falls from step to step, under sum": (
         lambda o, y: per_example(o, y).sum() / (1 + 0.5 / len(y)), {"loss_reduction": "sum"},
     ),
+    "a sum by a number that is learned, under sum": (
+        lambda o, y: per_example(o, y).sum() / (OWN[0] + len(y)), {"loss_reduction": "sum"},
+    ),
     "a mean by what falls from step to step": (lambda o, y: F.cross_entropy(o, y) / (1 + 0.5 / len(y)), {}),
     "a factor that changes": (lambda o, y: len(y) ** 2 * 0.1 * o.square().sum() / len(y), {}),
     "losses in turn": (lambda o, y: F.cross_entropy(o, y) if len(y) == 5 else o.square().mean(), {}),
@@ -188,3 +191,11 @@ def test_the_line_that_calls_backward_is_named() -> None:
     with pytest.warns(UserWarning, match="class weights") as seen:
         loss.backward()
     assert [each.filename for each in seen] == [__file__]
+
+
+def test_nodes_of_another_torch_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(node: Any) -> Any:
+        raise AttributeError
+
+    monkeypatch.setattr("hoarfrost.gradients.loss_graph._reduction", unknown)
+    assert said(F.cross_entropy) == []

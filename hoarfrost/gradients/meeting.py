@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.tap import twice
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -36,22 +37,19 @@ def refuse(
     half = torch.zeros(examples)
     half[torch.randperm(examples, generator=generator)[: examples // 2]] = 1
     moved = returned.groups.spread(half) == 1
-    # Together; or one by one, where one is computed from another and the path between them can be gone only once.
-    for some in (outputs, *([each] for each in outputs if len(outputs) > 1)):
-        try:
-            met = _meet(engine, tensors, weights, some, moved, generator)
-        except Exception:
-            continue  # something that cannot be differentiated twice; what is wrong otherwise, the pass itself says
-        if met:
-            raise NotPrivate(
-                "loss.backward(): in this loss the gradient of one example depends on other examples of the batch, so "
-                "that one example moves what all others contribute, and clipping does not bound it. A loss must be a "
-                "mean (or a sum) over examples of terms that are computed from one example each: no root, quotient, "
-                "logarithm or product of what was added up over the batch, no mean over the batch that is subtracted, "
-                "no softmax over examples, no comparison of all with all. Compute one loss per example and call "
-                "optimizer.backward(losses); docs/losses.md says which loss to write how."
-            )
-        return
+    try:
+        met = _meet(engine, tensors, weights, outputs, moved, generator)
+    except Exception:
+        return  # something that cannot be differentiated twice; what is wrong otherwise, the pass itself says
+    if met:
+        raise NotPrivate(
+            "loss.backward(): in this loss the gradient of one example depends on other examples of the batch, so that "
+            "one example moves what all others contribute, and clipping does not bound it. A loss must be a mean (or a "
+            "sum) over examples of terms that are computed from one example each: no root, quotient, logarithm or "
+            "product of what was added up over the batch, no mean over the batch that is subtracted, no softmax over "
+            "examples, no comparison of all with all. Compute one loss per example and call "
+            "optimizer.backward(losses); docs/losses.md says which loss to write how."
+        )
 
 
 def _meet(
@@ -64,7 +62,7 @@ def _meet(
 ) -> bool:
     """Whether moving the outputs of ``moved`` rows moves the gradients of the other rows."""
     at = [edge for edge, _ in outputs]
-    with engine.trial(tensors), torch.enable_grad():
+    with engine.trial(tensors), twice(), torch.enable_grad():
         first = torch.autograd.grad(tensors, at, weights, create_graph=True, allow_unused=True)
         curved = [(g, dim) for g, (_, dim) in zip(first, outputs, strict=True) if g is not None and g.requires_grad]
         if not curved:

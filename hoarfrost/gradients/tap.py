@@ -7,7 +7,8 @@ second forward, an exception in between leave nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,18 @@ from torch import Tensor
 from hoarfrost.errors import NotPrivate
 
 Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
+_twice = False
+
+
+@contextmanager
+def twice() -> Iterator[None]:
+    """What passes in this block bring to a tap's input may be differentiated: second derivatives are looked at."""
+    global _twice
+    _twice = True
+    try:
+        yield
+    finally:
+        _twice = False
 
 
 class _Tap(torch.autograd.Function):
@@ -34,7 +47,7 @@ class _Tap(torch.autograd.Function):
         # A backward() inside of autocast must not round norms and sums to half precision.
         with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
             ctx.sink(gradient.detach(), inputs)
-        if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate what comes out
+        if torch.is_grad_enabled() and not _twice:  # create_graph=True: somebody may differentiate what comes out
             gradient = _Once.apply(gradient, ctx.anchor)
         # The anchor gets a zero: its hook is how the engine learns that this is a backward pass that accumulates
         # gradients, and not `torch.autograd.grad` asking for an input's.

@@ -124,6 +124,61 @@ def test_the_rows_of_a_person_may_meet_and_those_of_others_may_not() -> None:
             within(output, sizes).backward()
 
 
+def test_a_little_is_enough() -> None:
+    engine = engine_for(network())
+    with pytest.raises(NotPrivate, match=MEET):
+        one_pass(engine, lambda o: apart(o) + 1e-3 * centred(o))
+
+
+class Both(nn.Module):
+    """Of two outputs one is computed from the other, or each from the input."""
+
+    def __init__(self, above: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other, self.above = nn.Linear(4, 4), nn.Linear(4, 4), above
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        one = self.one(x)
+        return one, self.other(one if self.above else x)
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_each_of_two_outputs_is_looked_at(above: bool) -> None:
+    def loss(outputs: tuple[Tensor, Tensor], meeting: int) -> Tensor:
+        return apart(outputs[0] + outputs[1]) + centred(outputs[meeting])
+
+    for meeting in range(2):
+        engine = engine_for(Both(above))
+        with pytest.raises(NotPrivate, match=MEET):
+            one_pass(engine, lambda outputs, meeting=meeting: loss(outputs, meeting))  # type: ignore[misc]
+    engine = engine_for(Both(above))
+    for _ in range(3):
+        one_pass(engine, lambda outputs: apart(outputs[0]) + apart(outputs[1]) + apart(outputs[0] * outputs[1]))
+
+
+def test_examples_that_meet_between_two_outputs_are_seen() -> None:
+    engine = engine_for(Both(above=False))
+    with pytest.raises(NotPrivate, match=MEET):
+        one_pass(engine, lambda outputs: apart(outputs[0]) + (outputs[0] * outputs[1].roll(1, 0)).sum())
+
+
+def test_a_model_that_returns_other_rows_is_let_through() -> None:
+    class Shorter(nn.Sequential):
+        drops = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[int(self.drops) :]
+
+    engine = engine_for(Shorter(nn.Linear(4, 3)))
+    one_pass(engine, apart)
+    engine.model.drops = True
+    announce(engine, 6)
+    output = engine.model(torch.randn(6, 4))
+    output.register_hook(lambda g: g * 2)
+    apart(output).backward()
+
+
 def test_one_example_meets_nobody() -> None:
     engine = engine_for(network())
     one_pass(engine, centred, rows=1)
@@ -140,6 +195,11 @@ def test_an_example_that_is_not_finite_does_not_hide_the_others_and_is_no_meetin
         announce(engine, 6)
         apart(engine.model(batch())).backward()
         engine.release()
+    engine = engine_for(network())
+    announce(engine, 6)
+    output = engine.model(batch()).exp()
+    with pytest.raises(NotPrivate, match=MEET):
+        (output * output.roll(1, 0)).sum().backward()
 
 
 def test_what_cannot_be_differentiated_twice_is_let_through() -> None:

@@ -42,12 +42,11 @@ def _telling(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         everywhere = kwargs.get("inputs") is None and (len(args) < 4 or args[3] is None)
+        roots = (tensors,) if isinstance(tensors, Tensor) else tensors if isinstance(tensors, tuple | list) else ()
+        weights = (grad_tensors,) if isinstance(grad_tensors, Tensor) else grad_tensors
         afterwards = []
-        if torch._C._current_graph_task_id() == -1:  # reentrant checkpoints start a pass in another
-            roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-            weights = grad_tensors if grad_tensors is None or not isinstance(grad_tensors, Tensor) else (grad_tensors,)
-            if all(isinstance(t, Tensor) for t in roots):
-                afterwards = [each.before(roots, weights, everywhere=everywhere) for each in list(_listeners)]
+        if all(isinstance(t, Tensor) for t in roots):
+            afterwards = [each.before(roots, weights, everywhere=everywhere) for each in list(_listeners)]
         plain(tensors, grad_tensors, *args, **kwargs)
         for call in afterwards:
             if call is not None:

@@ -129,10 +129,11 @@ def test_after_zero_grad_a_second_pass_takes_the_place_of_the_first() -> None:
     assert run.steps_taken == 1
 
 
-def test_after_zero_grad_copies_of_the_last_batch_are_recognised() -> None:
-    """The loader has nothing more to give, and another tensor is the batch."""
+@pytest.mark.parametrize("fetched", [iter, list])
+def test_after_zero_grad_copies_of_the_last_batch_are_recognised(fetched: Any) -> None:
+    """The loader may have nothing more to give, and another tensor is the batch."""
     run = private(small())
-    for batch in run.loader:
+    for batch in fetched(run.loader):
         x, y = (t.clone() for t in batch)
         for _ in range(3):
             F.cross_entropy(run.model(x + 0.1), y).backward()

@@ -41,10 +41,10 @@ class _Hook:
             self._installed = True
 
     def __call__(self, stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        if stepping in _private:
+            return
         inner = any(stepping is private.inner for private in _private)
         for private in _private:
-            if stepping is private:
-                return
             bare = all(p.grad is None for p in private.parameters.values())
             if stepping is private.inner and bare and not private.stepping:
                 raise NotPrivate(

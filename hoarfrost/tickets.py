@@ -75,6 +75,7 @@ class Ticket:
         covered: how many of its examples backward passes have reached.
         runs: of the model, whose backward passes those were.
         used: by backward passes over all of it, or by the step that released its batch.
+        given_back: what backward passes had brought was dropped, and others may follow.
         passed: the loop works on a later one.
         tensors: what was handed over, as long as anybody has it.
         held: the same, kept alive until it is known how far the loop looks ahead.
@@ -86,6 +87,7 @@ class Ticket:
     covered: int = 0
     runs: list[Any] = field(default_factory=list)
     used: bool = False
+    given_back: bool = False
     passed: bool = False
     tensors: tuple[weakref.ref[Tensor], ...] = ()
     held: tuple[Tensor, ...] = ()
@@ -94,6 +96,11 @@ class Ticket:
     def whole(self) -> bool:
         """Whether it is a batch of its own."""
         return self.chunk.first and self.chunk.last
+
+    def give_back(self) -> None:
+        """Nothing that backward passes over it have brought is left: it is as if there had been none."""
+        self.covered, self.used, self.given_back = 0, False, True
+        self.runs.clear()
 
 
 class Tickets:

@@ -104,7 +104,7 @@ def test_the_examples_of_extending_run(
 def test_the_examples_of_losses_run() -> None:
     page = (ROOT / "docs/losses.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == page.count("```") // 2 == 3
+    assert len(blocks) == page.count("```") // 2 == 4
     given: dict[str, Any] = {}
     for each in blocks:
         exec(each, given)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import hoarfrost
 from hoarfrost import losses
@@ -133,6 +133,7 @@ MEETING = {
     "centred": lambda output: (output - output.mean(0)).square().sum(1),
     "neighbours": lambda output: (output * output.roll(1, 0)).sum(1),
     "neighbours but one": lambda output: (output * output.roll(2, 0)).sum(1),
+    "a little of the others": lambda output: (output + 1e-4 * output.mean(0)).square().sum(1),
 }
 
 
@@ -170,6 +171,65 @@ def test_views_of_an_example_may_meet_and_leaves_outside_of_the_model_are_left_a
         torch.manual_seed(4)
         model, x = nn.Linear(4, 3), torch.randn(8, 4)
         torch.testing.assert_close(once, 2 * model(x).square().sum())  # one gradient, not one for every look
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [head(x) for head in self.heads]
+
+
+def looks(losses: Callable[[int, Any], Tensor], batches: int, rows: int = 8, bad: float = 0.0) -> None:
+    """Batch after batch, each looked at as `optimizer.backward` does it."""
+    torch.manual_seed(4)
+    engine = engine_for(Heads(), 1e6)
+    for number in range(batches):
+        announce(engine, rows)
+        x = torch.randn(rows, 4)
+        x[0] += bad
+        engine.apart.check(engine, losses(number, engine.model(x)))
+        engine.release()
+
+
+@pytest.mark.parametrize("head", range(3))
+def test_examples_that_meet_in_one_of_several_layers_are_seen(head: int) -> None:
+    def losses(_: int, outputs: list[Tensor]) -> Tensor:
+        own = sum((output.square().sum(1) for output in outputs), torch.zeros(()))
+        return own + (outputs[head] * outputs[head].roll(1, 0)).sum(1)
+
+    with pytest.raises(NotPrivate, match="depends on other examples"):
+        looks(losses, 1)
+
+
+def test_losses_that_begin_to_meet_are_seen_in_the_first_three_batches() -> None:
+    def losses(number: int, outputs: list[Tensor], begin: int) -> Tensor:
+        return outputs[0].square().sum(1) if number < begin else MEETING["centred"](outputs[0])
+
+    for begin in range(3):
+        with pytest.raises(NotPrivate, match="depends on other examples"):
+            looks(lambda number, outputs, begin=begin: losses(number, outputs, begin), 3)
+    looks(lambda number, outputs: losses(number, outputs, 3), 4)
+
+
+def test_an_example_that_is_not_finite_hides_nothing() -> None:
+    with pytest.raises(NotPrivate, match="depends on other examples"):
+        looks(lambda _, outputs: MEETING["neighbours"](outputs[0]), 3, bad=math.nan)
+    looks(lambda _, outputs: outputs[0].square().sum(1), 3, bad=math.nan)
+
+
+def test_a_look_draws_nothing_and_keeps_nothing() -> None:
+    torch.manual_seed(4)
+    engine = engine_for(Heads(), 1e6)
+    announce(engine, 8)
+    losses = engine.model(torch.randn(8, 4))[0].square().sum(1)
+    before = torch.get_rng_state()
+    engine.apart.check(engine, losses)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not engine._passes
+    looks(lambda _, outputs: MEETING["centred"](outputs[0]), 3, rows=1)  # with whom
 
 
 class Checkpointed(nn.Module):
@@ -448,3 +508,72 @@ def test_a_batch_that_the_loop_changes_first_is_named() -> None:
     private = checked(classifier(), logits_and_labels, data)
     with pytest.raises(InvalidValue, match=r"as the loader gives it.*check_independence"):
         next(iter(private.loader))
+
+
+def summed(output: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(output, batch[1], reduction="sum")
+
+
+def test_the_loss_is_checked_for_what_make_private_takes_it_for() -> None:
+    next(iter(checked(classifier(), summed, loss_reduction="sum").loader))
+    for loss, reduction in ((summed, "mean"), (logits_and_labels, "sum")):
+        with pytest.raises(NotPrivate, match="the loss"):
+            next(iter(checked(classifier(), loss, loss_reduction=reduction).loader))
+
+
+def test_the_loss_of_sequences_with_time_first_is_checked_along_the_examples() -> None:
+    """As many steps as examples: only `batch_first` says which are which."""
+
+    def collate(examples: list[Any]) -> Any:
+        return torch.stack([x for x, _ in examples], 1), torch.stack([y for _, y in examples])
+
+    data = DataLoader([(torch.randn(6, 4), torch.tensor(k % 2)) for k in range(6)], batch_size=6, collate_fn=collate)
+
+    def over_time(output: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy((output - output.mean(0)).square().sum(0), batch[1])
+
+    def over_examples(output: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy((output - output.mean(1, keepdim=True)).square().sum(0), batch[1])
+
+    for loss, mixes in ((over_time, False), (over_examples, True)):
+        model = nn.Linear(4, 2)
+        private = hoarfrost.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), data, loss=loss, noise_multiplier=1.0, delta=1e-3,
+            batch_first=False,
+        )  # fmt: skip
+        if mixes:
+            with pytest.raises(NotPrivate, match="the loss"):
+                next(iter(private.loader))
+        else:
+            next(iter(private.loader))
+
+
+def test_one_batch_is_enough_and_one_that_is_not_finite_is_none() -> None:
+    seen: list[int] = []
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        seen.append(len(output))
+        return logits_and_labels(output, batch)
+
+    private = checked(classifier(), loss)
+    next(iter(private.loader))
+    looked = len(seen)
+    next(iter(private.loader))
+    assert len(seen) == looked > 0
+
+    x, y = classified().tensors
+    broken = TensorDataset(torch.cat([torch.full((1, 4), torch.nan), x[1:]]), y)
+
+    def mixing(output: Tensor, batch: Any) -> Tensor:
+        return logits_and_labels(output - output.mean(0), batch)
+
+    private = checked(classifier(), mixing, broken, sample_rate=0.5, steps=40)
+
+    def loop() -> None:
+        while True:
+            for _ in private.loader:
+                pass
+
+    with pytest.raises(NotPrivate, match="the loss"):
+        loop()
+    assert private.charged > 1, "the first batch has it, and shows nothing"

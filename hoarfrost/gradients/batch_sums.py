@@ -72,9 +72,9 @@ class BatchSums:
 
     Guarantees:
         A chunk that was handed over is covered by one backward pass, in the batch that it was drawn for, or by several
-        whose rows are seen to be different ones. (That a run has each row once is for the loop to keep: rows that it
-        chose by their numbers cannot be told apart.) Sums of different batches never meet. A batch is released once, by
-        the process that drew it.
+        whose rows are seen to be different ones; or by a later one, once `zero_grad` has dropped what they brought.
+        (That a run has each row once is for the loop to keep: rows that it chose by their numbers cannot be told
+        apart.) Sums of different batches never meet. A batch is released once, by the process that drew it.
     """
 
     def __init__(self, tickets: Tickets, views: int, begin: Callable[[], Clipping]) -> None:
@@ -168,7 +168,10 @@ class BatchSums:
                     "a backward() for each of two runs of the model on one batch: an example's gradient may enter a "
                     "step only once. Add losses up before one backward(); where a loss needs two runs (a GAN's real "
                     "and generated examples, two augmentations), put both into the forward of one module and make that "
-                    "private. To work on a batch in parts, take slices of its tensors, or max_physical_batch=."
+                    "private. To work on a batch in parts, take slices of its tensors, or max_physical_batch=. For "
+                    "adversarial examples, take the slope of the inputs by torch.autograd.grad(loss, x), which brings "
+                    "the parameters nothing, or call optimizer.zero_grad() after the first pass, where a batch comes "
+                    "whole (with max_physical_batch=, what other chunks brought is kept, and this one's with it)."
                 )  # fmt: skip
         other = None if self._summing is ticket.batch else self.total
         if other is not None and other.last is not None and other.sums:
@@ -204,9 +207,16 @@ class BatchSums:
             )
 
     def discard(self) -> None:
-        """What `zero_grad` means: drops sums that no step will use. Chunks of a batch still under way are kept."""
+        """What `zero_grad` means: drops sums that no step will use. Chunks of a batch still under way are kept.
+
+        Of a batch that came whole nothing is left then, and another backward pass may take its place, as adversarial
+        training needs it: the first one for the slope of the inputs alone.
+        """
         if self.total is not None and self.total.last is not None:
+            ticket: Ticket = self.total.last
             self.total.drop()
+            if ticket.whole:
+                ticket.give_back()
 
     def reset(self) -> None:
         """Forgets everything that was handed over or summed: what follows needs a new batch."""
@@ -248,7 +258,7 @@ class BatchSums:
         if self._noise_alone_told:
             return
         self._noise_alone_told = True
-        if ticket.runs:
+        if ticket.runs or ticket.given_back:
             reason = "zero_grad() came between backward() and step()"
         elif ran:
             reason = "no backward() reached the model: it was not called, or with inputs= (leave that out), or detached"

@@ -8,8 +8,8 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +25,7 @@ from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
-from hoarfrost.gradients.loss_graph import LossGraph
+from hoarfrost.gradients.loss_watch import LossWatch
 from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
 from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
@@ -97,7 +97,6 @@ class Engine:
         self.order: list[nn.Module] = []  # modules with parameters, as the model uses them; known after the first batch
         self._rows_checked = 0
         self._jumps_told = False
-        self._loss_graph = LossGraph(loss_reduction)
         self._half_told = loss_reduction != "mean"
         self.dropped = 0  # examples whose norm was not finite or too large, and contributed nothing; private
         self.rows = 0  # in the forward pass that is running
@@ -115,6 +114,7 @@ class Engine:
         self._passes: dict[int, _Pass] = {}
         self._trial = False  # nothing of the pass that is running is kept
         self.apart = Apart()
+        self.loss_watch = LossWatch(self)
         self._losses: int | None = None  # how many `added_up` was told of, while it is under way
         self._anchor = torch.zeros((), requires_grad=True)
         self._anchor.register_hook(self._finish_later)
@@ -325,21 +325,41 @@ class Engine:
         finally:
             self._losses = None
 
+    @contextmanager
+    def trial(self, tensors: Sequence[Tensor]) -> Iterator[list[_Pass]]:
+        """Nothing of what passes from ``tensors`` bring is kept; it is in what is yielded, when the block is over."""
+        known, self._trial = set(self._passes), True
+        found: list[_Pass] = []
+        try:
+            with self.loss_watch.hooks_aside(tensors):
+                yield found
+        finally:
+            self._trial = False
+            found += [self._passes.pop(key) for key in self._passes.keys() - known]
+
     def tried(self, losses: Tensor, weights: Tensor) -> list[list[Contribution]]:
         """What a backward pass from ``losses`` with these weights would bring to each parameter; nothing is kept.
 
         Of losses of another run than the last one nothing is told: their rows may be other people's than `groups` says.
         """
-        known, self._trial = set(self._passes), True
-        try:  # not backward(): what is no part of the model must not be given a gradient
+        with (
+            self.trial([losses]) as passes,
+            suppress(RuntimeError),
+        ):  # reentrant checkpoints cannot be asked in this way
+            # Not backward(): what is no part of the model must not be given a gradient.
             torch.autograd.grad(losses, self._anchor, weights, retain_graph=True, allow_unused=True)
-        except RuntimeError:
-            pass  # reentrant checkpoints cannot be asked in this way
-        finally:
-            self._trial = False
-            passes = [self._passes.pop(key) for key in self._passes.keys() - known]
         found = [each for each in passes if each.call is None or each.call.groups is self.groups]
         return [parts for each in found for parts in each.captured.values()]
+
+    @property
+    def adding_up(self) -> bool:
+        """Whether a pass that begins now is one from losses of one example each."""
+        return self._losses is not None
+
+    @property
+    def trained(self) -> Iterable[nn.Parameter]:
+        """What the optimizer will move."""
+        return self._parameters
 
     @property
     def active(self) -> bool:
@@ -407,9 +427,6 @@ class Engine:
         self.state.ran()
         if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        if self._losses is None:
-            chunk = this_pass.ticket.chunk
-            self._loss_graph.look(rows, whole=chunk.first and chunk.last and examples == chunk.examples)
         device = next(iter(captured)).device
         # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
         mean = self.loss_reduction == "mean" and self._losses is None

@@ -124,6 +124,7 @@ class Root(Wrapped):
             output = self.original(*args, **kwargs)
         engine.state.ran()
         self._carried.leaving(output, engine.sums.ticket)
+        engine.loss_watch.ran(run, where.rows, output)
         return output
 
 

@@ -1,25 +1,24 @@
 """What the graph of a plain `loss.backward()` tells for free: over what its loss was averaged or added up.
 
 The loss is the user's code, and nobody sees it run. But its nodes are in the autograd graph, above those of the model,
-and say what kind of reduction they are and of how many numbers. Looked at in the first passes of a run only; where the
-graph cannot be found (a backward pass on another thread, as on a GPU), nothing is said.
+and say what kind of reduction they are, of how many numbers, and what is divided by what. Read before the first passes
+of a run begin (`loss_watch`), as long as nodes have what they saved.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterator, Sequence
+from math import isclose, prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
-LOOKS = 16  # passes that are looked at
 NODES = 300  # of a loss; more are a model without taps
 MEAN, SUM = 1, 2  # torch's numbers for reductions
-LIGHTNING = {f"{name}.loops.optimization.automatic" for name in ("lightning.pytorch", "pytorch_lightning")}
+# Which example is the largest, or the k-th, others decide; what becomes of the rest of the batch, too.
+CHOICES = ("Sort", "Topk", "Kthvalue", "Median", "Max", "Min", "Amax", "Amin", "Aminmax")
+KINKS = ("Abs", "Relu", "Clamp", "Maximum", "Minimum", "LeakyRelu", "Threshold", "Where", "HuberLoss", "SmoothL1Loss")
 REMEDY = (
     'Compute one loss per example (reduction="none", or hoarfrost.losses) and call optimizer.backward(losses) in place '
     "of loss.backward()"
@@ -35,41 +34,57 @@ class LossGraph:
 
     def __init__(self, reduction: str) -> None:
         self.reduction = reduction
-        self._looks = 0
         self._told: set[str] = set()
-        # The k-th mean of the n-th loss: of how many numbers, and rows.
-        self._before: dict[tuple[int, int], tuple[int, int]] = {}
+        # The k-th mean of a loss, and its k-th sum that is divided: by which numbers, and of how many rows. A loss is
+        # known by its reductions: a loop may have several.
+        self._means: dict[tuple[str, int], tuple[float, int]] = {}
+        self._sums: dict[tuple[str, int], tuple[tuple[float, ...], int]] = {}
 
-    def look(self, rows: int, *, whole: bool) -> None:
-        """Called within a backward pass over ``rows`` rows, which are the ``whole`` of a logical batch or a part."""
-        if self._looks >= LOOKS or rows < 1:
-            return
-        self._looks += 1
+    def look(self, roots: Sequence[Tensor], rows: int, *, whole: bool) -> None:
+        """Called before a backward pass over ``rows`` rows, which are the ``whole`` of a logical batch or a part."""
         try:
-            for number, root in enumerate(_roots()):
-                self._look_at(number, root, rows, whole)
+            for root in roots:
+                if root.dim() == 0 and root.grad_fn is not None:
+                    self._look_at(root.grad_fn, rows, whole)
         except (AttributeError, RuntimeError, TypeError, KeyError):
-            self._looks = LOOKS  # another version of torch: what its nodes say is not known
+            pass  # another version of torch: what its nodes say is not known
 
-    def _look_at(self, which: int, root: Any, rows: int, whole: bool) -> None:
+    def _look_at(self, root: Any, rows: int, whole: bool) -> None:
+        which = " ".join(node.name() for node in _nodes(root) if _reduction(node)[0] is not None)
         means = []
         for node in _nodes(root):
+            if rows > 1 and _chooses(node, rows):
+                self._warn(
+                    "choice",
+                    "the loss sorts examples, or takes the largest of the batch: which of them count, and how much, is "
+                    "decided by other examples, and epsilon does not hold. Weigh each example by its own loss, with a "
+                    f"threshold that is fixed beforehand. {REMEDY}",
+                )
             kind, number = _reduction(node)
             if kind != MEAN:
                 continue
-            means.append(number)
-            if "NllLoss" in node.name() and _has_class_weights(node):
+            if "NllLoss" in node.name() and node._saved_weight is not None:
                 self._warn(
                     "class weights",
                     "the mean of a cross entropy with class weights divides by the weights of the batch's classes: one "
                     f"example of a heavy class moves what all others contribute, and epsilon does not hold. {REMEDY}",
                 )
+            else:
+                means.append(number)
+        per_row = self.reduction == "mean"
         for k, number in enumerate(means):
-            was, of = self._before.setdefault((which, k), (number, rows))
-            per_row = self.reduction == "mean"
-            if number != was and (not per_row or number * of != was * rows):
+            was, of = self._means.setdefault((which, k), (number, rows))
+            if not isclose(number, was) and not (per_row and isclose(number * of, was * rows)):
                 self._warn("numbers", self._wrong_mean(per_row))
-        if self.reduction != "mean":
+        self._look_at_quotients(which, root, rows, per_row)
+        if rows > 1 and any(_is_kink(node) for node in _single_numbers(root)):
+            self._warn(
+                "kink",
+                "something is done to the loss of the whole batch that is neither a factor nor a sum (an absolute "
+                "value, as in flooding, a maximum, a threshold): on which side of it the batch lies, all examples "
+                f"decide for each other, and epsilon does not hold. Do it to each example's loss. {REMEDY}",
+            )
+        if not per_row:
             return
         if rows > 1 and any(_is_plain_sum(term, rows) for term in _terms(root)):
             self._warn(
@@ -78,13 +93,31 @@ class LossGraph:
                 'the number of examples. Give make_private loss_reduction="sum", or call optimizer.backward(losses) '
                 "with one loss per example",
             )
-        divided = root.next_functions[0][0] if root.name() == "DivBackward0" else None
+        # Lightning divides every loss by the batches that it accumulates: by one, or it is refused.
+        quotient = root.name() == "DivBackward0" and float(root._saved_other) != 1
+        divided = root.next_functions[0][0] if quotient else None
         if not whole and divided is not None and _reduction(divided)[0] == MEAN:
             self._warn(
                 "parts",
                 "a mean loss is divided before backward() over a part of a batch: parts are added up, not averaged, "
                 "and come out too small against the noise. Call loss.backward() as it is",
             )
+
+    def _look_at_quotients(self, which: str, root: Any, rows: int, per_row: bool) -> None:
+        """A sum that is divided is a mean, and one of its divisors goes with the number of rows."""
+        for k, (total, divisors) in enumerate(_quotients(root, ())):
+            was, of = self._sums.setdefault((which, k), (divisors, rows))
+            if len(was) != len(divisors):
+                continue
+            same = all(isclose(d, before) for d, before in zip(divisors, was, strict=True))
+            if per_row:
+                goes = any(isclose(d * of, before * rows) for d, before in zip(divisors, was, strict=True))
+                # The same number for every batch: unless something below has divided by the rows already.
+                wrong = not goes and (not same or _is_plain_sum(total, rows))
+            else:
+                wrong = not same and all(d == int(d) for d in divisors)
+            if wrong:
+                self._warn("numbers", self._wrong_mean(per_row))
 
     def _wrong_mean(self, per_row: bool) -> str:
         if not per_row:
@@ -95,38 +128,25 @@ class LossGraph:
             )
         return (
             "the loss is a mean over a number that is not the same for each example in every batch (tokens of padded "
-            "texts, a selection, or [B, 1] against [B]): one example more moves what all others contribute, and "
-            f"epsilon does not hold. {REMEDY}"
+            "texts, a selection, weights that are added up, or [B, 1] against [B]; or a sum that is divided by a "
+            "constant): one example more moves what all others contribute, and epsilon does not hold. " + REMEDY
         )
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(message, stacklevel=8)  # the line that calls loss.backward()
 
 
-def _roots() -> Iterator[Any]:
-    """The nodes from which the backward pass that is running on this thread started."""
-    frame, wanted = sys._getframe(), getattr(torch.autograd.backward, "__code__", None)
-    while frame.f_back is not None and frame.f_code is not wanted:
-        frame = frame.f_back
-    tensors = frame.f_locals.get("tensors", ()) if frame.f_code is wanted else ()
-    divided = _is_divided_by_a_trainer(frame)
-    for t in (tensors,) if isinstance(tensors, Tensor) else tensors:
-        if t.grad_fn is not None and t.dim() == 0:
-            yield t.grad_fn.next_functions[0][0] if divided and t.grad_fn.name() == "DivBackward0" else t.grad_fn
-
-
-def _is_divided_by_a_trainer(frame: Any) -> bool:
-    """Lightning divides every loss by the batches that it accumulates: by one, or it is refused (`optim/trainers.py`).
-
-    By how much a loss is divided cannot be seen: when the pass gets to the model, its nodes have let go of numbers.
-    """
-    while frame is not None:
-        if frame.f_globals.get("__name__", "") in LIGHTNING:
-            return True
-        frame = frame.f_back
-    return False
+def nodes_of(tensors: Sequence[Tensor]) -> set[Any]:
+    """The nodes of a loss, and the taps on the model's layers at which it ends."""
+    roots = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    found: set[Any] = set(roots)
+    for root in roots:
+        for node in _nodes(root):
+            found.add(node)
+            found.update(below for below, _ in node.next_functions if below is not None)
+    return found
 
 
 def _nodes(root: Any) -> Iterator[Any]:
@@ -141,28 +161,24 @@ def _nodes(root: Any) -> Iterator[Any]:
                 todo.append(below)
 
 
-def _reduction(node: Any) -> tuple[int | None, int]:
+def _shape(node: Any) -> tuple[int, ...]:
+    """Of what the node computed."""
+    return tuple(node._input_metadata[0].shape)
+
+
+def _reduction(node: Any) -> tuple[int | None, float]:
     """MEAN or SUM, and of how many numbers; None for a node that does not reduce to one number."""
     name = node.name()
-    if name == "MeanBackward0":
-        return MEAN, int(node._saved_self_sym_numel)
-    if name == "SumBackward0":
-        return SUM, prod(node._saved_self_sym_sizes)
+    if name.startswith(("MeanBackward", "SumBackward")):
+        numbers = prod(node._saved_self_sym_sizes)
+        return (MEAN if name[0] == "M" else SUM, numbers) if _shape(node) == () else (None, 0)
     kind = getattr(node, "_saved_reduction", None)
     if kind not in (MEAN, SUM) or not node.next_functions:
         return None, 0
+    if name.startswith("NllLoss"):  # what is ignored, and what has a weight, is not seen from shapes
+        return kind, float(node._saved_total_weight) if kind == MEAN else 1
     below, output = node.next_functions[0]
-    shape = tuple(below._input_metadata[output].shape)
-    if name.startswith("NllLoss"):  # all but the classes, which are in dimension 1, or 0 of a single example
-        return kind, prod(shape) // (shape[1] if len(shape) > 1 else shape[0])
-    return kind, prod(shape)
-
-
-def _has_class_weights(node: Any) -> bool:
-    try:
-        return node._saved_weight is not None
-    except RuntimeError:  # there are some, and the pass has let go of them already
-        return True
+    return kind, prod(tuple(below._input_metadata[output].shape))
 
 
 def _terms(root: Any) -> Iterator[Any]:
@@ -178,6 +194,57 @@ def _terms(root: Any) -> Iterator[Any]:
 def _is_plain_sum(term: Any, rows: int) -> bool:
     """Whether it adds up something of every example, and nothing below could have divided by their number."""
     kind, number = _reduction(term)
-    if kind != SUM or not number or number % rows:
+    if kind != SUM or not number or (number % rows and not term.name().startswith("NllLoss")):
         return False
     return not any(node.name().startswith(("Div", "Mul", "Mean")) for node in _nodes(term))
+
+
+def _quotients(node: Any, divisors: tuple[float, ...]) -> Iterator[tuple[Any, tuple[float, ...]]]:
+    """The sums of which the loss is a sum, each with the numbers that it is divided by, if there are some."""
+    name = node.name()
+    if _reduction(node)[0] == SUM or name == "DotBackward0":
+        if divisors:
+            yield node, divisors
+        return
+    below = [each for each, _ in node.next_functions if each is not None]
+    if name == "DivBackward0" and node.next_functions[1][0] is None and node._saved_other.numel() == 1:
+        divisors = (*divisors, float(node._saved_other))
+    elif name not in ("AddBackward0", "SubBackward0", "NegBackward0", "MulBackward0", "StackBackward0"):
+        return
+    for each in below:
+        yield from _quotients(each, divisors)
+
+
+def _chooses(node: Any, rows: int) -> bool:
+    """Whether it sorts examples or picks some, of numbers of which each example has one, or of all numbers."""
+    if not node.name().startswith(tuple(f"{name}Backward" for name in CHOICES)) or not _comes_from_the_model(node):
+        return False
+    below, output = node.next_functions[0]
+    numbers, left = prod(below._input_metadata[output].shape), prod(_shape(node))
+    one_each = numbers == rows and (left < rows or node.name().startswith("Sort"))
+    return one_each or (left == 1 and numbers % rows == 0)
+
+
+def _single_numbers(root: Any) -> Iterator[Any]:
+    """Nodes from the loss down to where it was reduced to one number."""
+    for node in _terms(root):
+        if _shape(node) == () and _reduction(node)[0] is None:
+            yield node
+            for below, _ in node.next_functions:
+                if below is not None and hasattr(below, "_input_metadata"):
+                    yield from _single_numbers(below)
+
+
+def _is_kink(node: Any) -> bool:
+    """Whether it does to a single number, in which a reduction lies, what is not smooth."""
+    if not node.name().startswith(KINKS):
+        return False
+    inputs = [below for below, _ in node.next_functions if below is not None]
+    single = [each for each in inputs if _shape(each) == () and _comes_from_the_model(each)]
+    return any(_reduction(n)[0] is not None for each in single for n in _nodes(each))
+
+
+def _comes_from_the_model(node: Any) -> bool:
+    """Whether taps are below it, and not leaves alone."""
+    ends = (below for each in _nodes(node) for below, _ in each.next_functions)
+    return any(below is not None and below.name().startswith("_Tap") for below in ends)

@@ -7,8 +7,8 @@ second forward, an exception in between leave nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +28,20 @@ def at_full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
+_twice = False
+
+
+@contextmanager
+def twice() -> Iterator[None]:
+    """What passes in this block bring to a tap's input may be differentiated: second derivatives are looked at."""
+    global _twice
+    _twice = True
+    try:
+        yield
+    finally:
+        _twice = False
+
+
 class _Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, sink: First, *inputs: Tensor) -> Tensor:
@@ -44,7 +58,7 @@ class _Tap(torch.autograd.Function):
         differentiable = torch.is_grad_enabled()  # create_graph=True: somebody may differentiate what comes out
         with at_full_precision(gradient.device), torch.no_grad() if differentiable else nullcontext():
             first = ctx.sink(gradient.detach() if differentiable else gradient, inputs)
-        if differentiable:
+        if differentiable and not _twice:
             gradient = _Once.apply(gradient, ctx.anchor)
         # The anchor gets a zero, from one tap in each pass: its hook is how the engine learns that this is a backward
         # pass that accumulates gradients, and not `torch.autograd.grad` asking for an input's.

@@ -1,7 +1,9 @@
-"""Other optimizers beside the private one: gradients of a private model reach none of them.
+"""Other optimizers beside the private one: gradients of private examples reach none of them.
 
 A plain optimizer that steps over layers of a private model finds no gradients there, and would move nothing without a
-word. That is only seen when it steps: torch calls a hook before every step of every optimizer.
+word. One that steps over something else that the loss went through (a head, a temperature, an encoder below the model)
+finds gradients of private examples, neither clipped nor with noise. Both are only seen when it steps: torch calls a
+hook before every step of every optimizer.
 """
 
 from __future__ import annotations
@@ -40,18 +42,20 @@ class _Hook:
             self._installed = True
 
     def __call__(self, stepping: Optimizer, args: Any, kwargs: Any) -> None:
+        if stepping in _private:
+            return
+        inner = any(stepping is private.inner for private in _private)
         for private in _private:
-            if stepping is private:
-                return
             bare = all(p.grad is None for p in private.parameters.values())
             if stepping is private.inner and bare and not private.stepping:
                 raise NotPrivate(
                     "step() of the optimizer that was handed to make_private: it finds no gradients, and moves "
                     "nothing. Use the private one in the loop: model, optimizer, loader = private"
                 )
-            if stepping is not private.inner:
+            if not inner:
                 _refuse_other_layers(stepping, private)
                 tell_of_other_training(stepping, private, _private)
+                _refuse_private_gradients(stepping, private)
 
 
 def _refuse_other_layers(stepping: Optimizer, private: PrivateOptimizer) -> None:
@@ -64,6 +68,21 @@ def _refuse_other_layers(stepping: Optimizer, private: PrivateOptimizer) -> None
             f"a second optimizer steps over {found[0]} of a private model, which no gradient reaches: it would never "
             "be trained. Hand make_private one optimizer with all layers that are trained (parameter groups may have "
             "learning rates of their own)"
+        )
+
+
+def _refuse_private_gradients(stepping: Optimizer, private: PrivateOptimizer) -> None:
+    outside = private.engine.loss_watch.outside
+    outside.stepping = True
+    found = outside.of_private_examples(p for group in stepping.param_groups for p in group["params"])
+    if found is not None:
+        raise NotPrivate(
+            f"another optimizer steps over a parameter of shape {list(found.shape)} that is not part of the private "
+            "model, and whose gradient comes from private examples by a backward pass through the model: neither "
+            "clipped nor with noise, and no epsilon covers it. Put it into the model: one nn.Module that holds "
+            "everything that is trained (a head, the weights of losses, a temperature, an encoder), and one optimizer "
+            "that make_private is given. If it shall not be trained on private examples, detach() it from their loss, "
+            "or call its zero_grad() before its own backward pass."
         )
 
 

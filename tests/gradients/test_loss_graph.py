@@ -50,6 +50,7 @@ def per_example(output: Tensor, y: Tensor) -> Tensor:
 
 
 WEIGHT = torch.tensor([1.0, 100.0, 1.0])
+OWN = torch.arange(15.0).requires_grad_()  # of a loss, and no part of the model
 WRONG: dict[str, tuple[Loss, dict[str, Any], str]] = {
     "class weights": (nn.CrossEntropyLoss(weight=WEIGHT), {}, "class weights .*optimizer.backward"),
     "class weights and smoothing": (nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1), {}, "class weights"),
@@ -74,6 +75,29 @@ WRONG: dict[str, tuple[Loss, dict[str, Any], str]] = {
         lambda o, y: F.cross_entropy(o, y, reduction="sum") + 0.5 * o.square().sum(), {}, 'loss_reduction="sum"',
     ),
     "a mean under sum": (lambda o, y: per_example(o, y).mean(), {"loss_reduction": "sum"}, 'loss_reduction="mean"'),
+    "a sum by how many are not ignored": (
+        lambda o, y: per_example(o, y).where(y != 0, 0).sum() / (y != 0).sum(), {}, "a selection",
+    ),
+    "a product by the sum of weights": (lambda o, y: per_example(o, y) @ WEIGHT[y] / WEIGHT[y].sum(), {}, "weights"),
+    "two sums by one number": (
+        lambda o, y: (per_example(o, y).sum() + 0.1 * o.square().sum()) / (y == 0).sum().item(), {}, "a selection",
+    ),
+    "a sum by a constant": (lambda o, y: per_example(o, y).sum() / 4, {}, "divided by a constant"),
+    "a sum by the number of rows, under sum": (
+        lambda o, y: per_example(o, y).sum() / len(y), {"loss_reduction": "sum"}, 'loss_reduction="mean"',
+    ),
+    "labels that are ignored": (lambda o, y: F.cross_entropy(o, y - 1, ignore_index=-1), {}, "a selection"),
+    "a mean over two dimensions": (lambda o, y: o.square().mean((0, 1, 2)), {"shape": tokens}, "padded texts"),
+    "the largest": (lambda o, y: per_example(o, y).max(), {}, "takes the largest"),
+    "the largest of all numbers": (lambda o, y: F.cross_entropy(o, y) + o.amax(), {}, "takes the largest"),
+    "the median": (lambda o, y: per_example(o, y).median(), {}, "takes the largest"),
+    "sorted": (lambda o, y: (per_example(o, y).sort().values * torch.arange(len(y))).mean(), {}, "sorts examples"),
+    "the two hardest": (lambda o, y: per_example(o, y).topk(2).values.sum() / len(y), {}, "sorts examples"),
+    "flooding": (lambda o, y: (F.cross_entropy(o, y) - 1).abs() + 1, {}, "flooding"),
+    "the larger of two": (
+        lambda o, y: torch.maximum(F.cross_entropy(o, y), o.square().mean()) + o.mean(), {}, "neither a factor",
+    ),
+    "a clamped loss in a sum": (lambda o, y: o.square().mean() - 0.1 * o.mean().clamp(max=1), {}, "neither a factor"),
     "thirds that are divided": (lambda o, y: F.cross_entropy(o, y) / 3, {"parts": 3}, "parts are added up"),
 }  # fmt: skip
 RIGHT: dict[str, tuple[Loss, dict[str, Any]]] = {
@@ -90,6 +114,26 @@ RIGHT: dict[str, tuple[Loss, dict[str, Any]]] = {
     "texts of one length": (lambda o, y: o.square().mean(), {"shape": lambda k: (4,)}),
     "several losses": (
         lambda o, y: torch.stack([F.cross_entropy(o, y), o.square().mean(), o.abs().mean()]).mean(), {},
+    ),
+    "a sum by the rows, and by a constant": (lambda o, y: per_example(o, y).sum() / len(y) / 4, {}),
+    "a sum by a constant, and by the rows": (lambda o, y: per_example(o, y).sum() / 4 / torch.tensor(len(y)), {}),
+    "divided first, and by a constant": (lambda o, y: (per_example(o, y) / len(y)).sum() / 4, {}),
+    "a sum by a constant, under sum": (lambda o, y: per_example(o, y).sum() / 4, {"loss_reduction": "sum"}),
+    "a sum by what falls from step to step, under sum": (
+        lambda o, y: per_example(o, y).sum() / (1 + 0.5 / len(y)), {"loss_reduction": "sum"},
+    ),
+    "a sum by a number that is learned, under sum": (
+        lambda o, y: per_example(o, y).sum() / (OWN[0] + len(y)), {"loss_reduction": "sum"},
+    ),
+    "a mean by what falls from step to step": (lambda o, y: F.cross_entropy(o, y) / (1 + 0.5 / len(y)), {}),
+    "a factor that changes": (lambda o, y: len(y) ** 2 * 0.1 * o.square().sum() / len(y), {}),
+    "losses in turn": (lambda o, y: F.cross_entropy(o, y) if len(y) == 5 else o.square().mean(), {}),
+    "the largest of each": (lambda o, y: per_example(o, y).mean() + o.max(1).values.mean() + o.amax(1).mean(), {}),
+    "each one sorted": (lambda o, y: o.sort(1).values.diff().mean() + o.median(1).values.mean(), {}),
+    "a column's largest of one": (lambda o, y: o[:, :1].max(1).values.mean(), {}),
+    "each clamped": (lambda o, y: per_example(o, y).clamp(max=1).mean() + (per_example(o, y) - 1).abs().mean(), {}),
+    "a weight of one's own": (
+        lambda o, y: F.cross_entropy(o, y) * OWN.max() + OWN.abs().sum().clamp(max=1) * o.square().mean(), {},
     ),
     "VAE": (lambda o, y: F.mse_loss(o, o.detach() + 1, reduction="sum") / len(y) + o.exp().sum(1).mean(), {}),
 }  # fmt: skip
@@ -123,7 +167,7 @@ def test_one_loss_per_example_is_not_looked_at() -> None:
 
 
 def test_where_the_graph_cannot_be_found_nothing_is_said() -> None:
-    """`Tensor.backward` is one way to start a pass; who calls torch's engine directly is left alone."""
+    """`torch.autograd.backward` is the way to start a pass; who calls torch's engine directly is left alone."""
 
     def straight(output: Tensor, y: Tensor) -> Any:
         loss = F.cross_entropy(output, y, weight=WEIGHT)
@@ -137,3 +181,21 @@ def test_where_the_graph_cannot_be_found_nothing_is_said() -> None:
         return Direct()
 
     assert said(straight) == []
+
+
+def test_the_line_that_calls_backward_is_named() -> None:
+    network = model()
+    engine = engine_for(network, loss_reduction="mean")
+    announce(engine, 5)
+    loss = F.cross_entropy(network(torch.randn(5, 4)), torch.arange(5) % 3, weight=WEIGHT)
+    with pytest.warns(UserWarning, match="class weights") as seen:
+        loss.backward()
+    assert [each.filename for each in seen] == [__file__]
+
+
+def test_nodes_of_another_torch_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(node: Any) -> Any:
+        raise AttributeError
+
+    monkeypatch.setattr("hoarfrost.gradients.loss_graph._reduction", unknown)
+    assert said(F.cross_entropy) == []

@@ -12,6 +12,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_data,
     right_loops,
     right_losses,
+    right_meetings,
     right_models,
     right_new,
     right_opacus,
@@ -25,6 +26,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     wrong_data,
     wrong_loops,
     wrong_losses,
+    wrong_meetings,
     wrong_models,
     wrong_state,
     wrong_writes,
@@ -48,8 +50,4 @@ SLOW = {
 KNOWN_GAPS: dict[str, str] = {
     "a_copy_of_a_hidden_state_that_is_carried_along": "what a model returned is recognised by the memory that it lies "
     "in, which a copy does not share; that a loop keeps something is not seen otherwise",
-    "a_tensor_hook_that_divides_by_the_batch_s_norm": "a hook that the loop puts on the model's output lies outside of "
-    "the model, and nobody runs it but the loop; check_independence sees it inside of a loss",
-    "words_divided_by_how_many_the_batch_has": "a quotient of two sums is no mean that the graph of a loss shows; "
-    "check_independence sees it",
 }

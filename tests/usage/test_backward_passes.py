@@ -93,6 +93,67 @@ def test_slices_of_sequences_with_time_first() -> None:
     assert_same(weights(models[1]), weights(models[0]))
 
 
+# Twice, where nothing is left of the first pass.
+
+
+def test_after_zero_grad_a_second_pass_takes_the_place_of_the_first() -> None:
+    """Sums, statistics and examples are those of the second pass alone."""
+    seen: list[Sums] = []
+
+    class Seen(hoarfrost.Observer):
+        def on_sums(self, sums: Sums) -> None:
+            seen.append(sums)
+
+    run = private(small(), clip=hoarfrost.clip.Adaptive(0.3))
+    run.observe(Seen())
+    sums = run.optimizer.engine.sums
+    for x, y in run.loader:
+        x.requires_grad_()
+        first = F.cross_entropy(run.model(x), y)
+        first.backward(retain_graph=True)
+        assert x.grad is not None
+        before = {name: t.clone() for name, t in sums.total.statistics.items()}
+        run.optimizer.zero_grad()
+        assert not sums.total.sums
+        assert not sums.total.statistics
+        F.cross_entropy(run.model(x.detach() + x.grad.sign()), y).backward()
+        assert sums.ticket.covered == len(y)
+        for name, t in sums.total.sums.items():
+            torch.testing.assert_close(t, seen[1].clipped[name])
+        assert before
+        for name, t in sums.total.statistics.items():
+            torch.testing.assert_close(t, next(s for s in seen[1].clipping.statistics if s.name == name).total(seen[1].norms))  # fmt: skip # noqa: E501
+        with pytest.raises(NotPrivate, match=r"two runs of the model on one batch"):
+            first.backward()
+        run.optimizer.step()
+    assert run.steps_taken == 1
+
+
+@pytest.mark.parametrize("fetched", [iter, list])
+def test_after_zero_grad_copies_of_the_last_batch_are_recognised(fetched: Any) -> None:
+    """The loader may have nothing more to give, and another tensor is the batch."""
+    run = private(small())
+    for batch in fetched(run.loader):
+        x, y = (t.clone() for t in batch)
+        for _ in range(3):
+            F.cross_entropy(run.model(x + 0.1), y).backward()
+            run.optimizer.zero_grad()
+        F.cross_entropy(run.model(x.clone()), y).backward()
+        run.optimizer.step()
+    assert_same(weights(run.model), trained(small()))
+
+
+def test_zero_grad_amid_a_batch_in_chunks_gives_nothing_back() -> None:
+    run = private(small(), max_physical_batch=25)
+    for number, (x, y) in enumerate(run.loader):
+        F.cross_entropy(run.model(x), y).backward()
+        run.optimizer.zero_grad()
+        with pytest.raises(NotPrivate, match=r"torch\.autograd\.grad\(loss, x\)"):
+            F.cross_entropy(run.model(x), y).backward()
+        assert bool(run.optimizer.engine.sums.total.sums) == (number < 2), "dropped with the last chunk alone"
+        run.optimizer.step()
+
+
 # More than one batch.
 
 

@@ -310,3 +310,10 @@ def test_one_cycle_with_the_loader_s_length_never_runs_out(batch_size: int) -> N
             run.optimizer.step()
             schedule.step()
     assert run.steps_taken == run.steps == round(5 * 60 / batch_size)
+
+
+def test_private_optimizers_alone_are_no_reason_to_look_at_every_pass() -> None:
+    runs = [private(small()), private(small())]
+    for run in runs:
+        train(run)
+    assert not any(run.optimizer.engine.loss_watch.outside.stepping for run in runs)

@@ -1,0 +1,143 @@
+"""What is looked at before the backward passes of a run: hooks on what the model returned, and the graph of the loss.
+
+In the first passes alone, and in a few later ones. What is known of a run's outputs is written on their nodes in the
+graph: a run without a backward pass leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from hoarfrost.gradients import before_backward, output_hooks, probe, second_derivatives
+from hoarfrost.gradients.loss_graph import LossGraph, nodes_of
+from hoarfrost.gradients.outside import Outside
+from hoarfrost.groups import Groups
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.batch_sums import Run
+    from hoarfrost.gradients.engine import Engine
+
+PASSES = 16  # whose numbers are compared
+CLOSELY = 3  # of which the loss is differentiated once more
+KEY = "hoarfrost"  # of what is written on a node
+
+
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """A run of the model.
+
+    Args:
+        number: how many there were before it, and it.
+        whole: it was on the whole of a logical batch.
+        onward: somebody's graph is below what the model ran on.
+    """
+
+    number: int
+    rows: int
+    groups: Groups
+    whole: bool
+    onward: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A tensor that a run returned, and that a gradient can come through.
+
+    Args:
+        of: that run.
+        place: which output of its node it is.
+        dim: counts its rows; None where that is not known, or none does.
+        tensor: as long as anybody has it.
+        hooks: those on it, whether or not anybody has it.
+    """
+
+    of: Returned
+    place: int
+    dim: int | None
+    tensor: weakref.ref[Tensor]
+    hooks: dict[int, Any]
+
+
+class LossWatch:
+    """Looks at a run's backward passes before they begin."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.graph = LossGraph(engine.loss_reduction)
+        self.outside = Outside()
+        self._runs = 0
+        self._looking: Returned | None = None  # the last run, if its backward pass is looked at
+        before_backward.tell(self)
+
+    def ran(self, run: Run, rows: int, output: Any) -> None:
+        """The model has run, and returns ``output``."""
+        self._runs += 1
+        self._looking = None
+        engine, ticket = self.engine, self.engine.sums.ticket
+        if not (self._runs <= PASSES or _is_power_of_ten(self._runs) or self.outside.stepping) or ticket is None:
+            return
+        if not self._trains():
+            return  # it is passed through, as by a GAN's generator
+        chunk = ticket.chunk
+        whole = chunk.first and chunk.last and rows == chunk.rows(engine.views)
+        self._looking = Returned(self._runs, rows, run.groups, whole, run.onward)
+        found = [t for t in probe.leaves(output) if isinstance(t, Tensor)]
+        known = engine.prober.outputs if len(engine.prober.outputs) == len(found) else [None] * len(found)
+        for t, dim in zip(found, known, strict=True):
+            if t.grad_fn is not None:
+                t.register_hook(_nothing).remove()  # a hook that the loop puts there is found by what this has made
+                counted = dim if dim is not None and 0 <= dim < t.dim() and t.shape[dim] == rows else None
+                assert t._backward_hooks is not None
+                noted = Output(self._looking, t.output_nr, counted, weakref.ref(t), t._backward_hooks)
+                node: Any = t.grad_fn
+                node.metadata[KEY] = [*_written_on(node), noted]
+
+    def hooks_aside(self, tensors: Sequence[Tensor]) -> output_hooks.Aside:
+        """While it is entered, hooks on the outputs from which ``tensors`` were computed are not called."""
+        found = [each for node in nodes_of(tensors) for each in _written_on(node)] if self._looking else []
+        return output_hooks.Aside([each.hooks for each in found], [each.tensor() for each in found])
+
+    def before(self, tensors: Sequence[Tensor], weights: Any, *, everywhere: bool) -> Callable[[], None] | None:
+        """A backward pass is about to start from ``tensors``."""
+        if not (everywhere and self._trains()):
+            self.outside.forget_zeros()
+        if self._looking is None or not everywhere:
+            return None
+        nodes, of = nodes_of(tensors), self._looking
+        outputs = [(node, each) for node in nodes for each in _written_on(node) if each.of is of]
+        if not outputs:
+            return None  # somebody else's loss
+        counted = [(node, each, each.dim) for node, each in outputs if each.dim is not None]
+        for _, each, dim in counted:
+            output_hooks.watch(each.hooks, dim, of.groups, of.rows)
+        if not self.engine.adding_up:
+            if of.number <= CLOSELY or _is_power_of_ten(of.number):
+                edges = [(GradientEdge(node, each.place), dim) for node, each, dim in counted]
+                second_derivatives.refuse(self.engine, tensors, weights, edges, of)
+            if of.number <= PASSES:
+                self.graph.look(tensors, of.rows, whole=of.whole)
+        self._looking = None
+        leaves = self.outside.leaves(nodes, of.rows, onward=of.onward)
+        return lambda: self.outside.mark(leaves)
+
+    def _trains(self) -> bool:
+        return any(p.requires_grad for p in self.engine.trained)
+
+
+def _written_on(node: Any) -> list[Output]:
+    written: list[Output] = node.metadata.get(KEY, [])
+    return written
+
+
+def _nothing(_: Tensor) -> None:
+    """A hook."""
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).strip("0") == "1"

@@ -93,10 +93,11 @@ class LossGraph:
                 'the number of examples. Give make_private loss_reduction="sum", or call optimizer.backward(losses) '
                 "with one loss per example",
             )
-        # Lightning divides every loss by the batches that it accumulates: by one, or it is refused.
-        quotient = root.name() == "DivBackward0" and float(root._saved_other) != 1
-        divided = root.next_functions[0][0] if quotient else None
-        if not whole and divided is not None and _reduction(divided)[0] == MEAN:
+        node, divisor = root, 1.0
+        while node is not None and node.name() == "DivBackward0":
+            node, divisor = node.next_functions[0][0], divisor * float(node._saved_other)
+        # Not by one: as Lightning does with every loss, for the batches that it accumulates.
+        if not whole and node is not None and divisor != 1 and _reduction(node)[0] == MEAN:
             self._warn(
                 "parts",
                 "a mean loss is divided before backward() over a part of a batch: parts are added up, not averaged, "

@@ -107,8 +107,9 @@ def fit(module: Any, folder: Path, ckpt_path: Path | None = None, **options: Any
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
     }  # fmt: skip
     with warnings.catch_warnings():
-        # The trainer's own advice: on workers for loaders, lists of callbacks, what a CPU cannot do.
-        warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit")
+        # The trainer's own advice: on workers for loaders, lists of callbacks, what a CPU cannot do. What is said of a
+        # loss is said where backward() is called, which is in the trainer.
+        warnings.filterwarnings("ignore", message="(?!a mean loss|the loss is)", module=r"lightning\.|torch\.jit")
         trainer = lightning.Trainer(**(settings | options))
         trainer.fit(module, ckpt_path=ckpt_path)
     return trainer

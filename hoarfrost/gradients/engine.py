@@ -102,6 +102,8 @@ class Engine:
         self.rows = 0  # in the forward pass that is running
         self.groups = self.sums.apart  # whose those are
         self.dims: Dims | None = None  # found on the first batch
+        self.leading: frozenset[nn.Module] = frozenset()  # lookups whose one index, [1], stands where examples do
+        self.rehearsing = False  # the model runs by its rules, and no backward pass follows
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
@@ -203,6 +205,8 @@ class Engine:
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
+            if dim is None and module in self.leading:
+                return 0
             if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim

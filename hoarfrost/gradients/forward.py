@@ -109,7 +109,7 @@ class Root(Wrapped):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if not engine.active or engine.seen is not None:
+        if not engine.active or engine.seen is not None or engine.rehearsing:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
         tensors = tensors_in((args, kwargs) if kwargs else args)

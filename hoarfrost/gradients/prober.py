@@ -16,6 +16,7 @@ from hoarfrost.gradients.few import Few
 from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
+from hoarfrost.gradients.rehearsal import rehearse
 from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Prober:
         """
         engine = self.engine
         found: dict[Place, tuple[int | None, ...]] = {}
-        with self._held_still() as kept, torch.no_grad():
+        with self.held_still() as kept, torch.no_grad():
             for seed in range(SEEDS):
                 two = self.run(kept, few.pick([0, 0]), values=False, seed=seed)
                 three = self.run(kept, few.pick([0] * 3), values=False, seed=seed)
@@ -117,9 +118,10 @@ class Prober:
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone
-            with self._held_still() as kept, torch.set_grad_enabled(gradients):
+            with self.held_still() as kept, torch.set_grad_enabled(gradients):
                 if Look(self, kept, few).everything():
                     break
+        rehearse(self, few)
         self._few = few
 
     def again(self) -> None:
@@ -128,7 +130,7 @@ class Prober:
             return
         self._counting = True
         try:
-            with self._held_still() as kept, torch.enable_grad():
+            with self.held_still() as kept, torch.enable_grad():
                 Look(self, kept, self._few).briefly(self._turn)
         finally:
             self._counting = False
@@ -141,7 +143,7 @@ class Prober:
         """What the model returns for so many rows of made-up examples; also shows the order of its modules."""
         engine = self.engine
         few = Few(rows // engine.views, engine.views, (), (args, kwargs))
-        with self._held_still() as kept, torch.no_grad():
+        with self.held_still() as kept, torch.no_grad():
             seen = self.run(kept, few, values=False)
         engine.order = engine.order or probe.order_of(seen)
         return seen.returned
@@ -165,7 +167,8 @@ class Prober:
     # One run.
 
     @contextmanager
-    def _held_still(self) -> Iterator[Kept]:
+    def held_still(self) -> Iterator[Kept]:
+        """The model and all random numbers are afterwards as they were."""
         kept = Kept(self.engine.model)
         try:
             with probe.random_states_held(probe.cuda_devices(self.engine.model)):
@@ -183,21 +186,35 @@ class Prober:
     def run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0) -> Seen:
         engine = self.engine
         model = engine.model
-        engine.seen, engine.rows, engine.groups = Seen(values), few.rows, engine.sums.apart
-        probe.seed_all(seed, probe.cuda_devices(model))
-        kept.seed(seed)
-        args, kwargs = few.arguments
-        # Through the model's own hooks, but not what they did to the arguments already.
-        hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
-        try:
-            output = nn.Module._call_impl(model, *args, **kwargs)
-        finally:
-            model._forward_pre_hooks = hooks
+        engine.seen = Seen(values)
+        self.seed(kept, seed)
+        output = self.call(few)
         engine.seen.record(model, (output,), {}, "output")
         engine.seen.returned = output
         engine.seen.outputs = [t for t in probe.leaves(output) if isinstance(t, Tensor)]
-        engine.seen.drawn = [*probe.random_states(probe.cuda_devices(model)), *kept.drawn()]
+        engine.seen.drawn = self.random_states(kept)
         self.passes += FORWARD
         self._rows_later += few.rows * self._counting
         self.refuse_changes(kept, values=self.passes < 1)
         return engine.seen
+
+    def call(self, few: Few) -> Any:
+        """What the model returns for a few examples."""
+        engine, model = self.engine, self.engine.model
+        engine.rows, engine.groups = few.rows, engine.sums.apart
+        args, kwargs = few.arguments
+        # Through the model's own hooks, but not what they did to the arguments already.
+        hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
+        try:
+            return nn.Module._call_impl(model, *args, **kwargs)
+        finally:
+            model._forward_pre_hooks = hooks
+
+    def seed(self, kept: Kept, seed: int) -> None:
+        """Sets all random numbers."""
+        probe.seed_all(seed, probe.cuda_devices(self.engine.model))
+        kept.seed(seed)
+
+    def random_states(self, kept: Kept) -> list[Any]:
+        """Which show whether random numbers were drawn."""
+        return [*probe.random_states(probe.cuda_devices(self.engine.model)), *kept.drawn()]

@@ -18,6 +18,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     right_opacus,
     right_parts,
     right_writes,
+    shared_lookups,
     wrong_account,
     wrong_arguments,
     wrong_bare,

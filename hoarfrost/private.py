@@ -221,6 +221,7 @@ def assemble(
 def _inspect_first_batch(private: Private, loss: LossFunction) -> None:
     """Has the loss checked on the first batch that can show whether examples mix."""
     loader, engine = private.loader, private.optimizer.engine
+    engine.loss_watch.examined = True
 
     def inspect(batch: Any, chunk: Chunk, drawn: list[int]) -> None:
         views = loader.views

@@ -118,8 +118,8 @@ class Engine:
         self.apart = Apart()
         self.loss_watch = LossWatch(self)
         self._losses: int | None = None  # how many `added_up` was told of, while it is under way
-        self._anchor = torch.zeros((), requires_grad=True)
-        self._anchor.register_hook(self._finish_later)
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor.register_hook(self._finish_later)
         self.state = StateGuard(model, parameters, allow_state)
         self.attach()
         if any(p.is_cuda for p in parameters.values()) and torch.backends.cudnn.allow_tf32:
@@ -223,7 +223,7 @@ class Engine:
             sink(gradient, saved)
             return first
 
-        return tap(output, self._anchor, joining, *inputs)
+        return tap(output, self.anchor, joining, *inputs)
 
     def watch(self, leaf: Tensor, sink: Callable[[Tensor], None]) -> None:
         """Has ``sink(gradient)`` called when the backward pass brings ``leaf`` its whole gradient."""
@@ -351,7 +351,7 @@ class Engine:
             suppress(RuntimeError),
         ):  # reentrant checkpoints cannot be asked in this way
             # Not backward(): what is no part of the model must not be given a gradient.
-            torch.autograd.grad(losses, self._anchor, weights, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(losses, self.anchor, weights, retain_graph=True, allow_unused=True)
         found = [each for each in passes if each.call is None or each.call.groups is self.groups]
         return [parts for each in found for parts in each.captured.values()]
 

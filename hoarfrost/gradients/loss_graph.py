@@ -8,13 +8,14 @@ of a run begin (`loss_watch`), as long as nodes have what they saved.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isclose, prod
 from typing import Any
 
 from torch import Tensor
 
 NODES = 300  # of a loss; more are a model without taps
+LAST = 12  # operations by which a loss is known
 MEAN, SUM = 1, 2  # torch's numbers for reductions
 # Which example is the largest, or the k-th, others decide; what becomes of the rest of the batch, too.
 CHOICES = ("Sort", "Topk", "Kthvalue", "Median", "Max", "Min", "Amax", "Amin", "Aminmax")
@@ -48,6 +49,18 @@ class LossGraph:
                     self._look_at(root.grad_fn, rows, whole)
         except (AttributeError, RuntimeError, TypeError, KeyError):
             pass  # another version of torch: what its nodes say is not known
+
+    def tell_of_the_unseen(self, nodes: Iterable[Any]) -> None:
+        """Something in the loss cannot be differentiated twice."""
+        if any(node.name().startswith("CtcLoss") for node in nodes):
+            return  # known, and a loss of each example
+        self._warn(
+            "unseen",
+            "whether examples meet in this loss cannot be seen, since something in it cannot be differentiated twice "
+            "(torch.cdist, a compiled function): if one example's loss depends on others (the hardest "
+            "negative of a batch, a mean over it), epsilon does not hold. make_private(..., loss=fn) or "
+            f"hoarfrost.check_independence tries it on real examples. {REMEDY}",
+        )
 
     def _look_at(self, root: Any, rows: int, whole: bool) -> None:
         which = " ".join(node.name() for node in _nodes(root) if _reduction(node)[0] is not None)
@@ -137,6 +150,17 @@ class LossGraph:
         if kind not in self._told:
             self._told.add(kind)
             warnings.warn(message, stacklevel=8)  # the line that calls loss.backward()
+
+
+def signature(tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    """What the last few operations of a loss are: cheap enough to be asked before every pass."""
+    todo: list[Any] = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    found: list[str] = []
+    for node in todo:
+        found.append(node.name())
+        if len(todo) < LAST and not found[-1].startswith("_Tap"):
+            todo += [below for below, _ in node.next_functions if below is not None]
+    return tuple(found)
 
 
 def nodes_of(tensors: Sequence[Tensor]) -> set[Any]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hoarfrost.gradients import before_backward, output_hooks, probe, second_derivatives
-from hoarfrost.gradients.loss_graph import LossGraph, nodes_of
+from hoarfrost.gradients.loss_graph import LossGraph, nodes_of, signature
 from hoarfrost.gradients.outside import Outside
+from hoarfrost.gradients.tap import noted_rows
 from hoarfrost.groups import Groups
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PASSES = 16  # whose numbers are compared
 CLOSELY = 3  # of which the loss is differentiated once more
+LOSSES = 32  # that are made of different things; a program that makes ever other ones is looked at no more
 KEY = "hoarfrost"  # of what is written on a node
 
 
@@ -71,22 +73,23 @@ class LossWatch:
         self.engine = engine
         self.graph = LossGraph(engine.loss_reduction)
         self.outside = Outside()
+        self.examined = False  # on real examples (make_private(loss=)): there is nothing to say of what cannot be seen
         self._runs = 0
-        self._looking: Returned | None = None  # the last run, if its backward pass is looked at
+        self._last: tuple[Run, int] | None = None  # the last run, and its rows
+        self._looking: Returned | None = None  # the same, if its backward pass is looked at
+        self._known: set[tuple[str, ...]] = set()  # what losses were made of
         before_backward.tell(self)
 
     def ran(self, run: Run, rows: int, output: Any) -> None:
         """The model has run, and returns ``output``."""
         self._runs += 1
-        self._looking = None
-        engine, ticket = self.engine, self.engine.sums.ticket
+        self._looking, self._last = None, (run, rows)
+        ticket = self.engine.sums.ticket
         if not (self._runs <= PASSES or _is_power_of_ten(self._runs) or self.outside.stepping) or ticket is None:
             return
         if not self._trains():
             return  # it is passed through, as by a GAN's generator
-        chunk = ticket.chunk
-        whole = chunk.first and chunk.last and rows == chunk.rows(engine.views)
-        self._looking = Returned(self._runs, rows, run.groups, whole, run.onward)
+        engine, self._looking = self.engine, self._returned(run, rows)
         found = [t for t in probe.leaves(output) if isinstance(t, Tensor)]
         known = engine.prober.outputs if len(engine.prober.outputs) == len(found) else [None] * len(found)
         for t, dim in zip(found, known, strict=True):
@@ -98,6 +101,12 @@ class LossWatch:
                 node: Any = t.grad_fn
                 node.metadata[KEY] = [*_written_on(node), noted]
 
+    def _returned(self, run: Run, rows: int) -> Returned:
+        ticket = self.engine.sums.ticket
+        chunk = None if ticket is None else ticket.chunk
+        whole = chunk is not None and chunk.first and chunk.last and rows == chunk.rows(self.engine.views)
+        return Returned(self._runs, rows, run.groups, whole, run.onward)
+
     def hooks_aside(self, tensors: Sequence[Tensor]) -> output_hooks.Aside:
         """While it is entered, hooks on the outputs from which ``tensors`` were computed are not called."""
         found = [each for node in nodes_of(tensors) for each in _written_on(node)] if self._looking else []
@@ -107,24 +116,50 @@ class LossWatch:
         """A backward pass is about to start from ``tensors``."""
         if not (everywhere and self._trains()):
             self.outside.forget_zeros()
-        if self._looking is None or not everywhere:
+        if not everywhere or self._last is None:
+            return None
+        new = self._is_new(tensors)
+        if self._looking is None and new and self._trains():  # a term that begins later
+            self._looking = self._returned(*self._last)
+        if self._looking is None:
             return None
         nodes, of = nodes_of(tensors), self._looking
         outputs = [(node, each) for node in nodes for each in _written_on(node) if each.of is of]
-        if not outputs:
+        layers = self._layers(nodes - {node for node, _ in outputs}, of.rows)
+        if not outputs and not layers:
             return None  # somebody else's loss
         counted = [(node, each, each.dim) for node, each in outputs if each.dim is not None]
         for _, each, dim in counted:
             output_hooks.watch(each.hooks, dim, of.groups, of.rows)
         if not self.engine.adding_up:
-            if of.number <= CLOSELY or _is_power_of_ten(of.number):
+            if of.number <= CLOSELY or new or _is_power_of_ten(of.number):
                 edges = [(GradientEdge(node, each.place), dim) for node, each, dim in counted]
-                second_derivatives.refuse(self.engine, tensors, weights, edges, of)
-            if of.number <= PASSES:
+                seen = second_derivatives.refuse(self.engine, tensors, weights, edges, of)
+                if layers:  # features that a loss takes out of the model: attributes, hooks
+                    second_derivatives.refuse(self.engine, tensors, weights, [*edges, *layers], of)
+                if not seen and not self.examined:
+                    self.graph.tell_of_the_unseen(nodes)
+            if of.number <= PASSES or new:
                 self.graph.look(tensors, of.rows, whole=of.whole)
         self._looking = None
         leaves = self.outside.leaves(nodes, of.rows, onward=of.onward)
         return lambda: self.outside.mark(leaves)
+
+    def _is_new(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a loss is made of other things than those before it, as far as its last operations show that."""
+        found = signature(tensors)
+        new = found not in self._known and len(self._known) < LOSSES
+        self._known.add(found)
+        return new
+
+    def _layers(self, nodes: set[Any], rows: int) -> list[second_derivatives.Counted]:
+        """Layers of the model at which the graph of a loss ends, though the model did not return what they computed."""
+        dims = [(node, noted_rows(node, self.engine.anchor)) for node in nodes]
+        return [
+            (GradientEdge(node, 0), dim)
+            for node, dim in dims
+            if dim is not None and tuple(node._input_metadata[0].shape)[dim : dim + 1] == (rows,)
+        ]
 
     def _trains(self) -> bool:
         return any(p.requires_grad for p in self.engine.trained)

@@ -28,11 +28,14 @@ TOLERANCE = 1e-6  # of the largest second derivative: exact zeros are expected, 
 
 def refuse(
     engine: Engine, tensors: Sequence[Tensor], weights: Any, outputs: Sequence[Counted], returned: Returned
-) -> None:
-    """Refuses a backward pass from ``tensors`` through which the examples of a run meet, at its ``outputs``."""
+) -> bool:
+    """Refuses a backward pass from ``tensors`` through which the examples of a run meet, at its ``outputs``.
+
+    Returns whether that could be seen.
+    """
     examples = returned.groups.count(returned.rows)
     if examples < 2 or not outputs:
-        return
+        return True
     generator = torch.Generator().manual_seed(returned.number)  # of its own: the run's random numbers stay the same
     half = torch.zeros(examples)
     half[torch.randperm(examples, generator=generator)[: examples // 2]] = 1
@@ -40,7 +43,7 @@ def refuse(
     try:
         met = _meet(engine, tensors, weights, outputs, moved, generator)
     except Exception:
-        return  # something that cannot be differentiated twice; what is wrong otherwise, the pass itself says
+        return False  # something cannot be differentiated twice; what is wrong otherwise, the pass itself says
     if met:
         raise NotPrivate(
             "loss.backward(): in this loss the gradient of one example depends on other examples of the batch, so that "
@@ -50,6 +53,7 @@ def refuse(
             "examples, no comparison of all with all. Compute one loss per example and call "
             "optimizer.backward(losses); docs/losses.md says which loss to write how."
         )
+    return True
 
 
 def _meet(

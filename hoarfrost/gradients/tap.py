@@ -20,6 +20,7 @@ Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
 First = Callable[[Tensor, tuple[Tensor, ...]], bool]  # the same, and whether it is the first in its backward pass
 
 _ZERO = torch.zeros(())
+_ROWS = "hoarfrost rows"  # of what is noted on a node
 
 
 def at_full_precision(device: torch.device) -> AbstractContextManager[Any]:
@@ -91,3 +92,16 @@ def tap(output: Tensor, anchor: Tensor, sink: First, *inputs: Tensor) -> Tensor:
         output = torch.ops.aten._unsafe_view(output, output.shape)
     result: Tensor = _Tap.apply(output, anchor, sink, *inputs)
     return result
+
+
+def note_rows(tapped: Tensor, dim: int) -> None:
+    """Says which dimension of a tap's output counts rows."""
+    node: Any = tapped.grad_fn
+    if node is not None:
+        node.metadata[_ROWS] = dim
+
+
+def noted_rows(node: Any, anchor: Tensor) -> int | None:
+    """That dimension, if the node is a tap of the engine with this anchor; None where it is not known."""
+    ours = type(node).__name__ == "_TapBackward" and node.anchor is anchor
+    return node.metadata.get(_ROWS) if ours else None

@@ -288,6 +288,12 @@ class PrivateOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotPrivate(
+            "a private optimizer cannot be copied or pickled: two of it would take the same steps. Use state_dict(), "
+            "or save() of what make_private returned"
+        )
+
 
 def _refuse_other_shapes(losses: Any) -> None:
     """Messages do not tell the number of rows: the size of a batch is private."""

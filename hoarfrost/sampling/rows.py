@@ -8,7 +8,7 @@ out of a step. The two are told apart by how many rows come of examples together
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ Collate = Callable[[list[Any]], Any]
 
 
 def rows_in(batch: Any, expected: int, batch_first: bool = True) -> int | None:
-    """How many rows a batch has: ``expected``, if any tensor has so many, else the first tensor's; None without one.
+    """How many rows a batch has: ``expected``, if any tensor or list has so many, else the first's; None without one.
 
     >>> import torch
     >>> rows_in({"words": torch.zeros(12), "label": torch.zeros(4)}, expected=4)
     4
+    >>> rows_in(((torch.zeros(9), torch.zeros(9)), (torch.tensor(1), torch.tensor(0))), expected=3)  # a list of each
+    2
     """
-    sizes: list[int] = []
+    sizes: list[int] = _lengths(batch)
 
     def note(t: Tensor) -> Tensor:
         if not t.is_nested:
@@ -41,6 +43,18 @@ def rows_in(batch: Any, expected: int, batch_first: bool = True) -> int | None:
 
     map_tensors(note, batch)
     return expected if expected in sizes else next(iter(sizes), None)
+
+
+def _lengths(item: Any, *, inside: bool = False) -> list[int]:
+    """Of lists that hold an entry for each row, as a list of examples does; a batch is mostly a tuple of such."""
+    if isinstance(item, Mapping):
+        return [length for each in item.values() for length in _lengths(each, inside=True)]
+    if not isinstance(item, list | tuple):
+        return []
+    kinds = (Tensor,) if isinstance(item, list) else (Tensor, list, tuple)
+    if inside or not any(isinstance(each, kinds) for each in item[:1]):
+        return [len(item)]
+    return [length for each in item for length in _lengths(each, inside=True)]
 
 
 class Rows:

@@ -135,3 +135,14 @@ def rows_without_a_label_are_left_out_by_the_loop(rows: Rows, make_private: Make
         optimizer.zero_grad()
         F.cross_entropy(model(x[y != 1]), y[y != 1]).backward()
         optimizer.step()
+
+
+@right(vectors)
+def lists_of_examples_that_the_loop_stacks(rows: Rows, make_private: MakePrivate) -> None:
+    model = two_layers()
+    data = DataLoader(rows, batch_size=4, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
+    model, optimizer, loader = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.stack(x)), torch.as_tensor(y)).backward()
+        optimizer.step()

@@ -47,7 +47,7 @@ from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, at_least_float32
-from hoarfrost.gradients.tap import Sink
+from hoarfrost.gradients.tap import Sink, note_rows
 from hoarfrost.groups import Groups
 from hoarfrost.masks import PartialMask
 
@@ -169,7 +169,9 @@ class LayerRule(Rule):
                     "contributions() yield one for every name in `live`."
                 )
 
-        return recorder.tap(output, sink, x, *saved)
+        tapped = recorder.tap(output, sink, x, *saved)
+        note_rows(tapped, dim)
+        return tapped
 
     def run(self, module: Any, original: Forward, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """The layer's output, and what else of its forward pass (for each row) its contributions are made from."""
@@ -247,6 +249,12 @@ def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotP
         return NotPrivate(
             f"{name} ({type(module).__name__}) gets a nested tensor, whose examples have no dimension of their own. "
             "Pad them (torch.nn.utils.rnn.pad_sequence), and pass lengths or a mask along."
+        )
+    if rows == 0:
+        return NotPrivate(
+            f"{name} ({type(module).__name__}) is called by itself, before the private model has run on a batch: whose "
+            "gradients are whose is known within a run of the whole model. Call the model itself, and put what the "
+            "loop does with its parts (encode, decode) into its forward."
         )
     return NotPrivate(
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "

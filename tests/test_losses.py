@@ -204,14 +204,21 @@ def test_examples_that_meet_in_one_of_several_layers_are_seen(head: int) -> None
         looks(losses, 1)
 
 
-def test_losses_that_begin_to_meet_are_seen_in_the_first_three_batches() -> None:
+def test_losses_that_begin_to_meet_are_seen_in_the_first_three_batches_and_when_they_are_made_of_other_things() -> None:
     def losses(number: int, outputs: list[Tensor], begin: int) -> Tensor:
         return outputs[0].square().sum(1) if number < begin else MEETING["centred"](outputs[0])
 
-    for begin in range(3):
+    for begin in (0, 1, 2, 3, 7):
         with pytest.raises(NotPrivate, match="depends on other examples"):
-            looks(lambda number, outputs, begin=begin: losses(number, outputs, begin), 3)
-    looks(lambda number, outputs: losses(number, outputs, 3), 4)
+            looks(lambda number, outputs, begin=begin: losses(number, outputs, begin), begin + 1)
+
+    def weighed(number: int, outputs: list[Tensor], begin: int) -> Tensor:
+        """The same operations all along, whose numbers let examples meet later."""
+        return (outputs[0] - float(number >= begin) * outputs[0].mean(0)).square().sum(1)
+
+    with pytest.raises(NotPrivate, match="depends on other examples"):
+        looks(lambda number, outputs: weighed(number, outputs, 2), 3)
+    looks(lambda number, outputs: weighed(number, outputs, 3), 4)
 
 
 def test_an_example_that_is_not_finite_hides_nothing() -> None:

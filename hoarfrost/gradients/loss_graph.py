@@ -52,8 +52,8 @@ class LossGraph:
 
     def tell_of_the_unseen(self, nodes: Iterable[Any]) -> None:
         """Something in the loss cannot be differentiated twice."""
-        if any(node.name().startswith("CtcLoss") for node in nodes):
-            return  # known, and a loss of each example
+        if any(_is_of_one_example(node) for node in nodes):
+            return
         self._warn(
             "unseen",
             "whether examples meet in this loss cannot be seen, since something in it cannot be differentiated twice "
@@ -204,6 +204,14 @@ def _reduction(node: Any) -> tuple[int | None, float]:
         return kind, float(node._saved_total_weight) if kind == MEAN else 1
     below, output = node.next_functions[0]
     return kind, prod(tuple(below._input_metadata[output].shape))
+
+
+def _is_of_one_example(node: Any) -> bool:
+    """Whether it is known that it cannot be differentiated twice, and that no examples meet in it."""
+    name = node.name()
+    if name == "CdistBackward0":  # distances to what has no gradient
+        return sum(below is not None for below, _ in node.next_functions) < 2
+    return bool(name.startswith("CtcLoss"))
 
 
 def _terms(root: Any) -> Iterator[Any]:

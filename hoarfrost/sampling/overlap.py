@@ -37,7 +37,7 @@ def tell_of_repeats(data: Any) -> None:
     """Warns of a data set in which an example is seen to be more than once: each time counts as another example.
 
     >>> import torch
-    >>> with warnings.catch_warnings(record=True) as said:
+    >>> with warnings.catch_warnings(record=True, action="always") as said:
     ...     tell_of_repeats(Subset(TensorDataset(torch.randn(10, 3)), [0, 3, 3]))
     >>> "person=" in str(said[0].message)
     True

@@ -115,6 +115,7 @@ class Root(Wrapped):
         tensors = tensors_in((args, kwargs) if kwargs else args)
         where = examples_in(tensors, engine.sums.open(tensors), engine.batch_first)
         self._carried.arriving(tensors, engine.sums.ticket)
+        engine.loss_watch.forget()
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))
         engine.prober.before_run(where, (args, kwargs))

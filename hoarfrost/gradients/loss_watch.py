@@ -80,6 +80,10 @@ class LossWatch:
         self._known: set[tuple[str, ...]] = set()  # what losses were made of
         before_backward.tell(self)
 
+    def forget(self) -> None:
+        """The model is about to run; on an empty batch there is nothing to look at."""
+        self._looking, self._last = None, None
+
     def ran(self, run: Run, rows: int, output: Any) -> None:
         """The model has run, and returns ``output``."""
         self._runs += 1

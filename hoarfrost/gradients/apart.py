@@ -9,13 +9,12 @@ from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import combine
-from hoarfrost.gradients.loss_graph import signature
+from hoarfrost.gradients.loss_graph import Kinds
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 BATCHES = 3  # that are looked at
-LOSSES = 32  # that are made of different things, each of which is looked at when it comes
 
 
 class Apart:
@@ -23,7 +22,7 @@ class Apart:
 
     def __init__(self) -> None:
         self._looks = 0
-        self._known: set[tuple[str, ...]] = set()  # what losses were made of
+        self._kinds = Kinds()
 
     def check(self, engine: Engine, losses: Tensor) -> None:
         """Refuses losses through which examples meet, in the first batches and whenever a loss is a new one."""
@@ -31,10 +30,9 @@ class Apart:
         examples = groups.count(len(losses))
         if examples < 2 or not losses.requires_grad:
             return
-        made_of = signature([losses])
-        if self._looks >= BATCHES and (made_of in self._known or len(self._known) > LOSSES):
+        new = self._kinds.is_new([losses])
+        if self._looks >= BATCHES and not new:
             return
-        self._known.add(made_of)
         self._looks += 1
         generator = torch.Generator().manual_seed(self._looks)  # of its own: the run's random numbers stay the same
         half = torch.zeros(examples)

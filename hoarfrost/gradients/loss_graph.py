@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 NODES = 300  # of a loss; more are a model without taps
-LAST = 12  # operations by which a loss is known
+LAST, LOSSES = 12, 32  # operations by which a loss is known, and losses that are
 MEAN, SUM = 1, 2  # torch's numbers for reductions
 # Which example is the largest, or the k-th, others decide; what becomes of the rest of the batch, too.
 CHOICES = ("Sort", "Topk", "Kthvalue", "Median", "Max", "Min", "Amax", "Amin", "Aminmax")
@@ -152,7 +152,22 @@ class LossGraph:
             warnings.warn(message, stacklevel=8)  # the line that calls loss.backward()
 
 
-def signature(tensors: Sequence[Tensor]) -> tuple[str, ...]:
+class Kinds:
+    """The losses that were met, each known by its last operations."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, ...]] = set()
+
+    def is_new(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a loss ends in other operations than those before it; a program that makes ever others is let be."""
+        found = _signature(tensors)
+        if found in self._known or len(self._known) >= LOSSES:
+            return False
+        self._known.add(found)
+        return True
+
+
+def _signature(tensors: Sequence[Tensor]) -> tuple[str, ...]:
     """What the last few operations of a loss are: cheap enough to be asked before every pass."""
     todo: list[Any] = [t.grad_fn for t in tensors if t.grad_fn is not None]
     found: list[str] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hoarfrost.gradients import before_backward, output_hooks, probe, second_derivatives
-from hoarfrost.gradients.loss_graph import LossGraph, nodes_of, signature
+from hoarfrost.gradients.loss_graph import Kinds, LossGraph, nodes_of
 from hoarfrost.gradients.outside import Outside
 from hoarfrost.gradients.tap import noted_rows
 from hoarfrost.groups import Groups
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 PASSES = 16  # whose numbers are compared
 CLOSELY = 3  # of which the loss is differentiated once more
-LOSSES = 32  # that are made of different things; a program that makes ever other ones is looked at no more
 KEY = "hoarfrost"  # of what is written on a node
 
 
@@ -77,7 +76,7 @@ class LossWatch:
         self._runs = 0
         self._last: tuple[Run, int] | None = None  # the last run, and its rows
         self._looking: Returned | None = None  # the same, if its backward pass is looked at
-        self._known: set[tuple[str, ...]] = set()  # what losses were made of
+        self._kinds = Kinds()
         before_backward.tell(self)
 
     def forget(self) -> None:
@@ -122,7 +121,7 @@ class LossWatch:
             self.outside.forget_zeros()
         if not everywhere or self._last is None:
             return None
-        new = self._is_new(tensors)
+        new = self._kinds.is_new(tensors)
         if self._looking is None and new and self._trains():  # a term that begins later
             self._looking = self._returned(*self._last)
         if self._looking is None:
@@ -148,13 +147,6 @@ class LossWatch:
         self._looking = None
         leaves = self.outside.leaves(nodes, of.rows, onward=of.onward)
         return lambda: self.outside.mark(leaves)
-
-    def _is_new(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a loss is made of other things than those before it, as far as its last operations show that."""
-        found = signature(tensors)
-        new = found not in self._known and len(self._known) < LOSSES
-        self._known.add(found)
-        return new
 
     def _layers(self, nodes: set[Any], rows: int) -> list[second_derivatives.Counted]:
         """Layers of the model at which the graph of a loss ends, though the model did not return what they computed."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isclose, prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 NODES = 300  # of a loss; more are a model without taps
@@ -66,7 +67,7 @@ class LossGraph:
         which = " ".join(node.name() for node in _nodes(root) if _reduction(node)[0] is not None)
         means = []
         for node in _nodes(root):
-            if rows > 1 and _chooses(node, rows):
+            if rows > 1 and (_chooses(node, rows) or _picks(node, rows)):
                 self._warn(
                     "choice",
                     "the loss sorts examples, or takes the largest of the batch: which of them count, and how much, is "
@@ -271,6 +272,20 @@ def _chooses(node: Any, rows: int) -> bool:
     numbers, left = prod(below._input_metadata[output].shape), prod(_shape(node))
     one_each = numbers == rows and (left < rows or node.name().startswith("Sort"))
     return one_each or (left == 1 and numbers % rows == 0)
+
+
+def _picks(node: Any, rows: int) -> bool:
+    """Whether it takes some examples by their numbers, in another order: they were compared with each other."""
+    if not node.name().startswith(("IndexBackward", "IndexSelectBackward", "GatherBackward")):
+        return False
+    below, output = node.next_functions[0]
+    along = node._saved_dim if hasattr(node, "_saved_dim") else 0
+    if along or tuple(below._input_metadata[output].shape)[:1] != (rows,):
+        return False
+    index = node._saved_indices[0] if hasattr(node, "_saved_indices") else node._saved_index
+    if index is None or index.dim() != 1 or index.dtype in (torch.bool, torch.uint8) or not 1 < len(index) < rows:
+        return False
+    return not bool((index.diff() > 0).all()) and _comes_from_the_model(node)
 
 
 def _single_numbers(root: Any) -> Iterator[Any]:

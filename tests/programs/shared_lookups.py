@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -277,3 +279,50 @@ def a_penalty_on_the_norm_of_one_layer_s_weight(rows: Rows, make_private: MakePr
         optimizer.zero_grad()
         (F.cross_entropy(model(x), y) + 1e-3 * model.body.weight.norm()).backward()
         optimizer.step()
+
+
+class Doubled(torch.autograd.Function):
+    """Torch hands it what it is given, and says nothing of that to anybody."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        return x + 2 * table
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, 2 * gradient.sum(0)
+
+
+class PastTorch(Positions):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Doubled.apply(self.body(x), self.positions(torch.arange(x.shape[1]))).mean(1))
+
+
+@wrong(sequences, refused("the parameter weight", "autograd.Function"))
+def positions_in_a_function_that_nobody_sees_into(rows: Rows, make_private: MakePrivate) -> None:
+    fit(PastTorch(None), rows, make_private)
+
+
+class Handed(nn.Module):
+    """Returns its positions, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.positions, self.head = nn.Linear(3, 8), nn.Embedding(9, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = self.positions(torch.arange(x.shape[1]))
+        return self.head(torch.tanh(self.body(x) + positions).mean(1)), positions
+
+
+@wrong(sequences, refused("weight", "weight_decay"))
+def a_penalty_on_positions_that_the_model_returns(rows: Rows, make_private: MakePrivate) -> None:
+    def loss(output: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+        return F.cross_entropy(output[0], y) + 1e-3 * output[1].square().mean()
+
+    fit(Handed(), rows, make_private, loss)
+
+
+@right(sequences)
+def positions_that_the_model_returns_and_nobody_uses(rows: Rows, make_private: MakePrivate) -> None:
+    fit(Handed(), rows, make_private, lambda output, y: F.cross_entropy(output[0], y))

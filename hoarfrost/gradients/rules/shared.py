@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ class Source:
         self.parameter, self.name, self.rows, self.padding = parameter, name, rows, padding
         self.stand_in = stand_in.detach().requires_grad_()
         self.used = False  # something with a gradient was computed from it
-        self.stand_in.register_post_accumulate_grad_hook(self._refuse)
+        self.stand_in.register_post_accumulate_grad_hook(partial(_refuse, name))
 
     def add(self, recorder: Recorder, contribution: Contribution) -> None:
         """Records what arrived at the stand-in."""
@@ -56,14 +57,14 @@ class Source:
         index = self.rows.expand(len(gradients), *self.rows.shape)
         recorder.add(self.parameter, rows_of_table(index, gradients, len(self.parameter), self.padding))
 
-    def _refuse(self, _: Tensor) -> None:
-        """A gradient has come back in one piece."""
-        raise NotPrivate(
-            f"the parameter {self.name} is used past torch's functions (in an autograd.Function or a scripted "
-            "function), or in the loss without an example, so that its gradient cannot be attributed to individual "
-            "examples. Move what is computed with it into a small module of its own, and penalties on weights into "
-            "the optimizer: weight_decay=."
-        )
+
+def _refuse(name: str, _: Tensor) -> None:
+    """A gradient has come back in one piece."""
+    raise NotPrivate(
+        f"the parameter {name} is used past torch's functions (in an autograd.Function or a scripted function), or in "
+        "the loss without an example, so that its gradient cannot be attributed to individual examples. Move what is "
+        "computed with it into a small module of its own, and penalties on weights into the optimizer: weight_decay=."
+    )
 
 
 class Made(NamedTuple):

@@ -50,8 +50,7 @@ _MANY = (
 )
 _NO_EXAMPLE = (
     "where it meets a single number, and no example. A penalty on weights belongs into the optimizer, where it needs "
-    "no noise: weight_decay=. A number of the whole batch (a mean, a maximum) cannot be private: compute one for each "
-    "example."
+    "no noise: weight_decay=. Nothing may be computed over the batch (a mean, a maximum): compute one for each example."
 )
 
 

@@ -38,8 +38,8 @@ def noise_multiplier(
         also: further ones whose noise follows from that of the steps, and grows with it.
 
     Guarantees:
-        `epsilon` of the steps with the returned noise, of `after` and of `also` together is at most the budget, not by a rounding
-        error above it. The noise is not wasteful either: a thousandth less of it would exceed the budget.
+        `epsilon` of the steps with the returned noise, of `after` and of `also` together is at most the budget, not by
+        a rounding error above it. The noise is not wasteful either: a thousandth less of it would exceed the budget.
 
     >>> sigma = noise_multiplier(epsilon=3.0, delta=1e-5, sample_rate=0.02, steps=2000)
     >>> round(sigma, 2)

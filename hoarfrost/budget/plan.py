@@ -11,7 +11,7 @@ from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
 from hoarfrost.budget.shares import PlannedRelease, PlannedShare, Shares, Wanted, with_noise_of
 from hoarfrost.budget.statement import EXAMPLE, Statement, check_unit, counted
-from hoarfrost.epochs import check_steps, rate_of, steps_in
+from hoarfrost.epochs import check_steps, rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 
 NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
@@ -110,9 +110,7 @@ class Plan:
             raise InvalidValue("give either epochs= or steps=, not both")
         if epsilon is not None and epochs is None and steps is None:
             raise InvalidValue(NEEDS_LENGTH)
-        if epochs is not None:
-            validate.positive(epochs=epochs)
-            steps = max(1, steps_in(epochs, rate))
+        steps = steps_of(epochs, steps, rate)
         if steps is not None:
             check_steps(steps)
         validate.count(taken=taken)

@@ -14,7 +14,7 @@ from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live, intersect, resolve_mask
 
 if TYPE_CHECKING:
-    from hoarfrost.budget import PlannedRelease
+    from hoarfrost.budget import Wanted
     from hoarfrost.query import Query
 
 
@@ -75,10 +75,11 @@ class Freezer(ABC):
         """For a run of its own: itself, or a copy if it keeps something from `start` on."""
         return self
 
-    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+    def releases(self, info: RunInfo) -> tuple[Wanted, ...]:
         """What it will release of its own, and before which step; said before anything is read.
 
-        The noise of the steps is calibrated for what these leave of the budget, and a ledger keeps room for them. A
+        The noise of the steps is calibrated for what these leave of the budget, and a ledger keeps room for them. Who
+        says what share of epsilon they may have, and not their noise, states `hoarfrost.budget.PlannedShare`. A
         freezer that ignores the data releases nothing. What was taken from private data without noise is stated as
         `hoarfrost.budget.Unprotected`: nothing is private then, and every statement says so.
         """
@@ -159,7 +160,7 @@ class Both(Freezer):
         for n, part in enumerate(self.parts):
             part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
 
-    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+    def releases(self, info: RunInfo) -> tuple[Wanted, ...]:
         return tuple(release for part in self.parts for release in part.releases(info))
 
     def prepare(self, number: int, query: Query, info: RunInfo) -> None:

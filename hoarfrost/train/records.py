@@ -193,6 +193,7 @@ class Records:
             "steps_taken": private.steps_taken,
             "steps_charged": private.account.charged_in_all,
             "noise_multiplier": private.noise_multiplier,
+            "releases": [release.event.as_dict() for release in private.plan.releases],
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,
             "unit": private.plan.unit,

@@ -1,4 +1,4 @@
-"""The noise of a split budget by dp_accounting alone, for `test_shares.py`: `python -m tests.budget.figures_of_shares`."""
+"""`python -m tests.budget.figures_of_shares`: the noise of a split budget by dp_accounting alone."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget
-from hoarfrost.budget import Account, Plan, PlannedRelease, PlannedShare, Wanted
+from hoarfrost.budget import Account, Event, Plan, PlannedRelease, PlannedShare, Wanted
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.clipping.base import check_clipper
 from hoarfrost.epochs import steps_of
@@ -135,6 +135,7 @@ def make_private(
         size=loader.poisson.size, sample_rate=rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
         noise_multiplier=noise_multiplier, accountant=accountant, unit=loader.unit,
         releases=planned_releases(freeze, data, model, parameters, rate, steps_of(epochs, steps, rate)),
+        spent=spent_before(freeze),
     )  # fmt: skip
     if plan.delta_advice:
         warnings.warn(plan.delta_advice, stacklevel=2)
@@ -184,6 +185,8 @@ def assemble(
     parameters = trained_parameters(model, optimizer)
     noise = Noise(seed)
     account = Account(plan, run=run, seeded=noise.seeded, after=after)
+    for snapshot in () if freeze is None else freeze.spent():
+        account.learn(snapshot)
     engine = Engine(
         model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
         batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
@@ -264,6 +267,14 @@ def planned_releases(
             "about it. Take public data, or say private=False, and nothing is private"
         )
     return releases
+
+
+def spent_before(freeze: Freezer | None) -> tuple[Event, ...]:
+    """What was spent for what the freezer was told."""
+    snapshots = () if freeze is None else freeze.spent()
+    counters = {id: event for each in snapshots for id, event in each.counters.items()}
+    releases = {id: event for each in snapshots for id, event in each.releases.items()}
+    return (*(event for event in counters.values() if event.steps), *releases.values())
 
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

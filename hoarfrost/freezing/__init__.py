@@ -1,6 +1,8 @@
 """Which coordinates move, step by step."""
 
 from hoarfrost.freezing.base import Freezer as Freezer
+from hoarfrost.freezing.chosen import Chosen as Chosen
+from hoarfrost.freezing.frost import Frost as Frost
 from hoarfrost.freezing.largest import Largest as Largest
 from hoarfrost.freezing.layers import Layers as Layers
 from hoarfrost.freezing.pruned import Pruned as Pruned

@@ -14,7 +14,7 @@ from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live, intersect, resolve_mask
 
 if TYPE_CHECKING:
-    from hoarfrost.budget import Wanted
+    from hoarfrost.budget import Snapshot, Wanted
     from hoarfrost.query import Query
 
 
@@ -94,6 +94,14 @@ class Freezer(ABC):
         """
         raise InvalidValue(f"{self!r} declares a release, and has no prepare() that makes it")
 
+    def spent(self) -> tuple[Snapshot, ...]:
+        """What was spent on the private data, before this run, for what it was told.
+
+        It counts in the run as if the run had released it, in epsilon, in what the noise of the steps is calibrated
+        for, and in the ledger, which is charged once for each id.
+        """
+        return ()
+
     def public(self) -> tuple[object, ...]:
         """Data sets that it has learned from without privacy, since it was told that they are public."""
         return ()
@@ -169,6 +177,9 @@ class Both(Freezer):
             if number < own:
                 return part.prepare(number, query, info)
             number -= own
+
+    def spent(self) -> tuple[Snapshot, ...]:
+        return tuple(each for part in self.parts for each in part.spent())
 
     def public(self) -> tuple[object, ...]:
         return tuple(data for part in self.parts for data in part.public())

@@ -95,6 +95,7 @@ Channels = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=MOST_ENTR
 Patterns = Annotated[
     Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
+SomePatterns = Annotated[Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(max_length=MOST_ENTRIES)]
 
 ClipStyle = Annotated[Any, Chosen("clip")]
 

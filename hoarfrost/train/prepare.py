@@ -20,7 +20,7 @@ from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
 from hoarfrost.epochs import rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
-from hoarfrost.private import assemble, planned_releases, trained_parameters
+from hoarfrost.private import assemble, planned_releases, spent_before, trained_parameters
 from hoarfrost.recipes import freezers, losses, networks, optimizers, schedules, schema, sources
 from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
@@ -185,6 +185,7 @@ class Parts:
             "epsilon": asked.epsilon,
             "noise_multiplier": asked.noise_multiplier,
             "accountant": asked.accountant,
+            "spent": spent_before(self.freezer),
             "releases": self.releases(rate, changes.get("steps", asked.steps)),
         }
         return budget.Plan.solve(**settings | changes)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 

@@ -166,5 +166,3 @@ def test_a_loss_that_cannot_be_used_is_refused() -> None:
 def test_settings_that_cannot_be_are_refused(wrong: Any, message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         Magnitude(**wrong)
-
-

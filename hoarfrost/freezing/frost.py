@@ -14,7 +14,7 @@ from hoarfrost import budget as costs
 from hoarfrost import validate
 from hoarfrost.budget.shares import check_share
 from hoarfrost.errors import InvalidValue
-from hoarfrost.freezing.base import Freezer
+from hoarfrost.freezing.base import Both, Freezer
 from hoarfrost.freezing.magnitudes import LossOfOne, Magnitude
 from hoarfrost.freezing.partitions import Layout, layout_of
 from hoarfrost.freezing.report import Selection
@@ -279,3 +279,10 @@ class Frost(Freezer):
         from hoarfrost.freezing.chosen import Chosen
 
         return Chosen(path)
+
+
+def frost_in(freezer: Freezer | None) -> Frost | None:
+    """The DP-FROST that a freezer is, or is combined from."""
+    if isinstance(freezer, Both):
+        return next((found for part in freezer.parts if (found := frost_in(part)) is not None), None)
+    return freezer if isinstance(freezer, Frost) else None

@@ -161,7 +161,7 @@ def described(annotation: Any) -> str:
         labels = [each.text for each in inner[1:] if isinstance(each, Label)]
         return labels[-1] if labels else described(inner[0])
     if origin is Literal:
-        return " or ".join(f'"{each}"' for each in inner)
+        return " or ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in inner)
     if origin in (Union, types.UnionType):
         return " or ".join(described(each) for each in inner if each is not type(None))
     if annotation is bool:

@@ -192,6 +192,7 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
             begin(stack)
             progress.start(run.overview())
             private.prepare(after_each=records.checkpoint)
+            records.selection()
             untrained = _untrained_loss(run)
             lowest = math.inf
             for epoch in train(

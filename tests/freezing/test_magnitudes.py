@@ -25,21 +25,22 @@ VARIANTS = [(kind, order) for kind in ("clipped", "normalised", "absolute", "nor
 CLIPS = [None, 0.02, 1e6]
 
 
+SIZES = {"a": 6, "b": 3, "c": 1}
+
+
 class Linear(nn.Module):
     """The gradient of an example is the example, whatever the weights are: three partitions, the last of one number."""
 
-    SIZES = {"a": 6, "b": 3, "c": 1}
-
     def __init__(self) -> None:
         super().__init__()
-        for name, size in self.SIZES.items():
+        for name, size in SIZES.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(size)))
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten() @ torch.cat([self.a, self.b, self.c])
 
 
-PARTS = tuple(Partition(name, (name,), size) for name, size in Linear.SIZES.items())
+PARTS = tuple(Partition(name, (name,), size) for name, size in SIZES.items())
 
 
 def query_of(rows: Any, model: nn.Module, noise_multiplier: float = 0.0) -> Query:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -100,7 +102,7 @@ def test_what_is_chosen_is_what_the_paper_says(seed: int) -> None:
     assert sum(sizes[name] for name in chosen) <= room
     left_out = [size for name, size in sizes.items() if name not in chosen]
     assert min(left_out) > room - sum(sizes[name] for name in chosen)  # nothing more fits
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         assert after.chosen[: len(before.chosen)] == before.chosen  # what is chosen stays chosen
         assert not set(after.chosen) & set(after.left)
 

@@ -35,7 +35,8 @@ class Selecting:
 
     In each round but the last those partitions are chosen whose magnitude is above that of all which will have to be
     frozen by so many standard errors, within a share of the room that grows with the rounds. In the last round the
-    largest ones are chosen. A partition that does not fit is skipped, and takes no part in further rounds.
+    largest ones are chosen. A partition that does not fit is skipped, and takes no part in further rounds. If all that
+    are left fit, they are chosen.
 
     Args:
         layout: the partitions and the room.
@@ -104,7 +105,10 @@ class Selecting:
             clear = last or magnitudes[each.name] > edge + self.gap * errors[each.name]
             if clear and (held + each.size) * self.rounds <= number * room:
                 chosen, held = (*chosen, each), held + each.size
-        return chosen, tuple(each for each in left if each not in chosen and each.size <= room - held)
+        left = tuple(each for each in left if each not in chosen and each.size <= room - held)
+        if sum(each.size for each in left) <= room - held:  # nothing is left to find out
+            return (*chosen, *left), ()
+        return chosen, left
 
     def _edge(self, upwards: Sequence[Partition], frozen: int, magnitudes: dict[str, float]) -> float:
         """The largest magnitude of those that must be frozen, beginning with the smallest."""

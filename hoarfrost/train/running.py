@@ -253,7 +253,7 @@ def _end_early(error: BaseException, records: Records) -> None:
     """Leaves the folder as it can be left; what an error says about the data does not get out of it."""
     private, folder = records.run.private, records.folder
     unspent = private.charged == 0 and not private.account.releases
-    if private.charged == 0:
+    if unspent:
         private.account.close()
     if folder.new and unspent:
         folder.remove()

@@ -106,7 +106,8 @@ def psel(
 ) -> list[str]:
     """Algorithm 4, lines 11 to 24, where somebody else estimates: what is chosen in the end, in order.
 
-    A partition that does not fit is skipped and not an end. What will never fit is frozen.
+    A partition that does not fit is skipped and not an end. What will never fit is frozen; if all the others fit, they
+    are chosen.
     """
     remaining = [name for name in sizes if sizes[name] <= room]
     chosen: list[str] = []
@@ -125,4 +126,6 @@ def psel(
                 chosen.append(name)
         free = room - sum(sizes[each] for each in chosen)
         remaining = [name for name in remaining if name not in chosen and sizes[name] <= free]
+        if sum(sizes[name] for name in remaining) <= free:
+            return chosen + remaining
     return chosen

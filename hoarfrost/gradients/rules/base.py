@@ -106,7 +106,7 @@ class Rule(ABC):
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         """The parameters that it records: the module's own, or those of inner modules, too."""
-        return module.parameters(recurse=False)
+        return [p for p in module._parameters.values() if p is not None]
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hoarfrost.query import Query
 
 Kind = Literal["clipped", "normalised", "absolute", "norms"]
+SMALL, LARGE = 1e-12, 1e12  # norms between which float32 is trusted
+
 LossOfOne = Callable[[nn.Module, Any], Tensor]
 """From the model and a batch of one example to that example's loss."""
 
@@ -132,7 +134,16 @@ def gradients(model: nn.Module, batch: Any, partitions: Sequence[Partition], los
     return [[next(filled) for _ in each.parameters] for each in partitions]
 
 
+def _norm_of_one(g: Tensor, order: Literal[1, 2]) -> Tensor:
+    """In the tensor's own precision, which is many times faster, unless its squares might overflow or vanish there.
+
+    How it is rounded is no matter of privacy: the vector of these norms is what is clipped.
+    """
+    quick = (g.abs().sum() if order == 1 else torch.linalg.vector_norm(g)).double()
+    return quick if SMALL < quick < LARGE else torch.linalg.vector_norm(g, order, dtype=torch.float64)
+
+
 def _norm(own: Sequence[Tensor], order: Literal[1, 2]) -> Tensor:
-    norms = torch.stack([torch.linalg.vector_norm(g, order, dtype=torch.float64) for g in own])
+    norms = torch.stack([_norm_of_one(g, order) for g in own])
     total: Tensor = torch.linalg.vector_norm(norms, order)
     return total

@@ -5,6 +5,7 @@ from hoarfrost.freezing.chosen import Chosen as Chosen
 from hoarfrost.freezing.frost import Frost as Frost
 from hoarfrost.freezing.largest import Largest as Largest
 from hoarfrost.freezing.layers import Layers as Layers
+from hoarfrost.freezing.param import Param as Param
 from hoarfrost.freezing.pruned import Pruned as Pruned
 from hoarfrost.freezing.pruned import prune_from as prune_from
 from hoarfrost.freezing.random import Random as Random

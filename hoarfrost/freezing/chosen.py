@@ -61,7 +61,7 @@ class Chosen(Freezer):
         return None
 
     def live(self, step: int, info: RunInfo) -> Live:
-        return dict.fromkeys(self._train, True)
+        return {name: name in self._train for name in info.shapes}
 
     def spent(self) -> tuple[Snapshot, ...]:
         return (self._spent,)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoarfrost import budget as costs
 from hoarfrost import validate
 from hoarfrost.budget.shares import check_share
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.base import Both, Freezer
-from hoarfrost.freezing.magnitudes import LossOfOne, Magnitude
+from hoarfrost.freezing.magnitudes import LossOfOne, Magnitude, of_recipe
 from hoarfrost.freezing.partitions import Layout, layout_of
 from hoarfrost.freezing.report import Selection
 from hoarfrost.freezing.selection import Ranking, Selecting
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
     from hoarfrost.query import Query
 
 
-@component("freeze", "frost")
+@component(
+    "freeze",
+    "frost",
+    examples=lambda: [
+        (Frost(0.7, noise=1.0, rounds=1, sample_rate=0.5, head=[], loss=lambda model, batch: model(batch).sum()), 0.6)
+    ],
+)
 class Frost(Freezer):
     """DP-FROST: trains the head, and of everything else the partitions whose gradients are largest for their size.
 
@@ -131,20 +138,15 @@ class Frost(Freezer):
     ) -> Frost:
         """With the recipe's loss."""
 
-        def of_one(model: nn.Module, batch: Any) -> Tensor:
-            device = next(model.parameters()).device
-            x, y = (t.to(device) for t in batch)
-            return loss(model(x), y)
-
         return cls(
             ratio, budget=budget, noise=noise, rounds=rounds, sample_rate=sample_rate, gap=gap, magnitude=magnitude,
-            order=order, clip=clip, partitions=partitions, head=head, selections=selections, loss=of_one,
+            order=order, clip=clip, partitions=partitions, head=head, selections=selections, loss=of_recipe(loss),
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        names = ("budget", "noise", "rounds", "sample_rate", "gap", "magnitude", "order", "clip", "partitions", "head",
-                 "selections")  # fmt: skip
-        return f"Frost({self.ratio}, {', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        known = list(inspect.signature(Frost).parameters.items())[1:]
+        other = [n for n, each in known if n != "loss" and getattr(self, n) != each.default]
+        return f"Frost({', '.join([str(self.ratio), *(f'{name}={getattr(self, name)!r}' for name in other)])})"
 
     # What it will look at.
 
@@ -229,7 +231,8 @@ class Frost(Freezer):
     def live(self, step: int, info: RunInfo) -> Live:
         if not self._complete:  # nothing is trained before
             return dict.fromkeys(info.shapes, True)
-        return dict.fromkeys((*self._selection(info).names, *self._layout(info).head), True)
+        chosen = {*self._selection(info).names, *self._layout(info).head}
+        return {name: name in chosen for name in info.shapes}
 
     @property
     def selection(self) -> Selection | None:

@@ -112,6 +112,17 @@ class Magnitude:
         return float(self.clip / mean ** (1 / self.norm))
 
 
+def of_recipe(loss: Callable[[Tensor, Tensor], Tensor]) -> LossOfOne:
+    """A recipe's loss, of outputs and targets, as one of a model and a batch."""
+
+    def of_one(model: nn.Module, batch: Any) -> Tensor:
+        device = next(model.parameters()).device
+        x, y = (t.to(device) for t in batch)
+        return loss(model(x), y)
+
+    return of_one
+
+
 def gradients(model: nn.Module, batch: Any, partitions: Sequence[Partition], loss: LossOfOne) -> list[list[Tensor]]:
     """Of one example's loss, for each partition: one tensor for each of its parameters.
 

@@ -15,9 +15,10 @@ from torch.utils.data import Dataset, TensorDataset
 import hoarfrost
 from hoarfrost import budget
 from hoarfrost.errors import BudgetSpent, InvalidValue
-from hoarfrost.freezing import Chosen, Freezer, Frost, Layers
+from hoarfrost.freezing import Chosen, Freezer, Frost, Layers, Param
 from hoarfrost.query import Query
 from hoarfrost.sampling import Poisson
+from hoarfrost.testing import check_freezer
 
 N, WIDTH = 240, 6
 
@@ -280,7 +281,7 @@ def test_a_choice_can_be_used_again_and_is_counted_once(tmp_path: Path) -> None:
         assert again.noise_multiplier == pytest.approx(first.noise_multiplier, rel=2e-3)
         train(again, 10)
         assert 5.99 < again.epsilon() <= 6.0
-        assert again.freezer.live(0, again.info()).keys() == first.freezer.live(0, first.info()).keys()
+        assert again.freezer.live(0, again.info()) == first.freezer.live(0, first.info())
     shared = make(Chosen(str(path)), ledger=books.path, run="training")
     assert budget.Ledger(books.path).epsilon() == pytest.approx(spent)  # it was paid for
     train(shared, 10)
@@ -391,3 +392,38 @@ def test_every_variant_finds_what_matters() -> None:
             private = make(Frost(**FROST | settings | {"noise": 0.5}, magnitude=magnitude), **STATED)  # type: ignore[arg-type]
             private.prepare()
             assert private.freezer.selection.chosen == ("parts.1",), (magnitude, settings)
+
+
+def test_it_keeps_the_contract_of_a_freezer() -> None:
+    def of_one(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    frost = Frost(**FROST, noise=2.0, loss=of_one, selections=2, magnitude="norms")
+    check_freezer(frost, models=[(Heads(), data())], steps=6)
+
+
+def test_single_elements_are_chosen_by_param() -> None:
+    """With hardly any noise those with the largest summed absolute gradients."""
+    private = make(Param(0.3, noise=1e-4, sample_rate=1.0), **STATED)
+    private.prepare()
+    assert made(private) == 1
+    live = private.freezer.live(0, private.info())
+    assert live["head.weight"] is True
+    chosen = torch.cat([mask.flatten() for name, mask in live.items() if name.startswith("parts")])
+    assert int(chosen.sum()) == int(0.3 * 182) - 14
+
+    torch.manual_seed(7)
+    model, total = Heads(), torch.zeros(168, dtype=torch.float64)
+    names = [name for name in private.info().shapes if name.startswith("parts")]
+    named = dict(model.named_parameters())
+    for x, y in zip(*data().tensors, strict=True):
+        value = nn.functional.cross_entropy(model(x[None]), y[None])
+        grads = torch.autograd.grad(value, [named[name] for name in names])
+        flat = torch.cat([g.flatten() for g in grads]).abs().double()
+        total += flat / flat.norm()
+    assert torch.equal(chosen, total >= total.sort(descending=True).values[int(chosen.sum()) - 1])
+    split = make(Param(0.3))
+    assert budget.epsilon([split.plan.event(10), split.plan.releases[0].event], 1e-4) <= 6.0
+    check_freezer(Param(0.3, noise=1.0, loss=lambda m, b: loss(m(b[0]), b)), models=[(Heads(), data())], steps=6)
+    with pytest.raises(InvalidValue, match="leaves nothing to choose"):
+        make(Param(0.05))

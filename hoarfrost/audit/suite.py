@@ -19,6 +19,7 @@ from hoarfrost.audit.sampling_audit import sampling, sufficient_size
 from hoarfrost.audit.sensitivity_audit import sensitivity
 from hoarfrost.audit.step_audit import step
 from hoarfrost.budget import Ledger
+from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes import networks, optimizers
 from hoarfrost.recipes.loading import read_recipe
@@ -61,16 +62,19 @@ def run_suite(
         ledger: pays for `one_run`.
     """
     recipe = subject.recipe
-    multiplier = None
+    multiplier, releases = None, []
     if subject.folder is not None:
         yield audit_ledger(subject.folder, key)
-        multiplier = read_json(subject.folder, "run.json").get("noise_multiplier")
+        facts = read_json(subject.folder, "run.json")
+        multiplier, releases = facts.get("noise_multiplier"), facts.get("releases", [])
         if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
             raise InvalidValue(f"{subject.folder / 'run.json'} does not state the noise multiplier")
     with surroundings(recipe):
         where = device_for(device)
         parts = Parts.build(recipe, where)
-        changes = {} if multiplier is None else {"epsilon": None, "noise_multiplier": multiplier}
+        changes = {} if multiplier is None else {
+            "epsilon": None, "noise_multiplier": multiplier, "solved": [from_dict(each) for each in releases]
+        }  # fmt: skip
         run = parts.prepare(parts.solve(**changes))
         # A rate below 1e-4 would take too long to measure: the same code is tested at a larger one.
         rate = max(run.private.sample_rate, 1e-4)

@@ -17,6 +17,7 @@ from hoarfrost.registry.types import Probability as Probability
 from hoarfrost.registry.types import Rate as Rate
 from hoarfrost.registry.types import Real as Real
 from hoarfrost.registry.types import Share as Share
+from hoarfrost.registry.types import SomePatterns as SomePatterns
 from hoarfrost.registry.types import Text as Text
 from hoarfrost.registry.types import Whole as Whole
 from hoarfrost.registry.types import Widths as Widths

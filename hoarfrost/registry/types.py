@@ -95,6 +95,7 @@ Channels = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=MOST_ENTR
 Patterns = Annotated[
     Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
+SomePatterns = Annotated[Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(max_length=MOST_ENTRIES)]
 
 ClipStyle = Annotated[Any, Chosen("clip")]
 
@@ -160,7 +161,7 @@ def described(annotation: Any) -> str:
         labels = [each.text for each in inner[1:] if isinstance(each, Label)]
         return labels[-1] if labels else described(inner[0])
     if origin is Literal:
-        return " or ".join(f'"{each}"' for each in inner)
+        return " or ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in inner)
     if origin in (Union, types.UnionType):
         return " or ".join(described(each) for each in inner if each is not type(None))
     if annotation is bool:

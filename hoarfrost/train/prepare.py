@@ -17,10 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hoarfrost import budget, data
 from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
-from hoarfrost.epochs import rate_of
+from hoarfrost.epochs import rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
-from hoarfrost.private import assemble, planned_releases, trained_parameters
+from hoarfrost.private import assemble, planned_releases, spent_before, trained_parameters
 from hoarfrost.recipes import freezers, losses, networks, optimizers, schedules, schema, sources
 from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
@@ -185,14 +185,16 @@ class Parts:
             "epsilon": asked.epsilon,
             "noise_multiplier": asked.noise_multiplier,
             "accountant": asked.accountant,
-            "releases": self.releases(rate),
+            "spent": spent_before(self.freezer),
+            "releases": self.releases(rate, changes.get("steps", asked.steps)),
         }
         return budget.Plan.solve(**settings | changes)
 
-    def releases(self, sample_rate: float) -> tuple[budget.PlannedRelease, ...]:
+    def releases(self, sample_rate: float, steps: int | None = None) -> tuple[budget.Wanted, ...]:
         """What the freezer and the scaling of the data will release in addition to the steps."""
         parameters = trained_parameters(self.model, self.optimizer)
-        return planned_releases(self.freezer, self.examples, self.model, parameters, sample_rate)
+        length = steps_of(self.recipe.privacy.epochs if steps is None else None, steps, sample_rate)
+        return planned_releases(self.freezer, self.examples, self.model, parameters, sample_rate, length)
 
     def prepare(self, plan: budget.Plan) -> Prepared:
         """The run that follows the plan."""

@@ -1,13 +1,21 @@
 """A recipe's data, brought to the scale that it asks for."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hoarfrost import data
 from hoarfrost.recipes import schema
 
+MAX_LENGTH = 128  # tokens of a text, where the recipe does not say
 
-def load(source: schema.Data, *, real_targets: bool = False) -> data.Splits:
+
+def load(
+    source: schema.Data, *, real_targets: bool = False, tokenizer: Callable[[], data.Tokenizer] | None = None
+) -> data.Splits:
     """The recipe's data set.
 
     Args:
+        tokenizer: loads what makes tokens of texts, if there are texts.
         real_targets: whether the loss takes real numbers: integer targets of a file are then not classes.
 
     >>> load(schema.Data(name="digits", std=(0.5,))).train.tensors[0].max().item()
@@ -15,11 +23,15 @@ def load(source: schema.Data, *, real_targets: bool = False) -> data.Splits:
     """
     if source.is_table:
         assert source.path is not None
-        return data.from_table(
-            source.path, source.rules(), test=source.test, test_share=source.test_share,
-            split_seed=source.split_seed or 0, separator=source.separator or ",",
-            standardize=source.scaling is not None,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "test": source.test, "test_share": source.test_share, "split_seed": source.split_seed or 0,
+            "separator": source.separator,
+        }  # fmt: skip
+        if source.text is not None:
+            assert tokenizer is not None  # a recipe with texts has a model that has one
+            longest = source.max_length or MAX_LENGTH
+            return data.from_texts(source.path, source.rules(), tokenizer(), max_length=longest, **options)
+        return data.from_table(source.path, source.rules(), standardize=source.scaling is not None, **options)
     if source.path is not None:
         return _scaled(data.from_file(source.path, source.classes, real_targets=real_targets), source)
     assert source.name is not None  # the recipe has one or the other

@@ -28,9 +28,9 @@ def open_folder(folder: Path) -> Iterator[OpenTable]:
     files = _files(folder)
     with damages(arrow, KIND):
         schemas = [_schema(arrow, file) for file in files]
-    names = tuple(schemas[0].names)
+        names, *others = (tuple(schema.names) for schema in schemas)
     check_number(names)
-    if any(schema.names != schemas[0].names for schema in schemas):
+    if any(other != names for other in others):
         raise InvalidValue("its files differ in their columns")
 
     def read(wanted: Sequence[str]) -> Iterator[Batch]:

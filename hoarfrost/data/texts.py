@@ -21,6 +21,7 @@ class Tokenizer(Protocol):
 
     padding: Mapping[str, int]  # what the inputs of a model are padded with, by their names; the first are the tokens
     left: bool  # whether padding comes first
+    most: int | None  # how many tokens the model can read; None where nobody says
 
     def __call__(self, texts: Sequence[Sequence[str]], longest: int) -> Mapping[str, Sequence[Sequence[int]]]:
         """The inputs of each text, or of each pair of texts (two lists of them), cut to ``longest`` tokens."""

@@ -56,8 +56,8 @@ class Data(Table):
         drop: instead of ``columns``: the columns to leave out.
         text: instead of ``bounds`` and ``categories``: the column of the texts to learn from, or two, whose texts make
             a pair. They are cut into tokens by the model's own tokenizer.
-        max_length: with ``text``: how many tokens a text, or a pair, has at most; 128 by default. What is longer is
-            cut.
+        max_length: with ``text``: how many tokens a text, or a pair, has at most; 128 by default, or as
+            many as the model reads. What is longer is cut.
         person: the column that says whose a row is, where a person may have several. The unit of privacy is then one
             person with all their rows: people are drawn, not rows (``privacy.per_person``), and tested on with all
             their rows or not at all. It is not learned from.

@@ -6,7 +6,7 @@ from typing import Any
 from hoarfrost import data
 from hoarfrost.recipes import schema
 
-MAX_LENGTH = 128  # tokens of a text, where the recipe does not say
+MAX_LENGTH = 128  # tokens of a text, where the recipe does not say and the model reads as many
 
 
 def load(
@@ -29,8 +29,9 @@ def load(
         }  # fmt: skip
         if source.text is not None:
             assert tokenizer is not None  # a recipe with texts has a model that has one
-            longest = source.max_length or MAX_LENGTH
-            return data.from_texts(source.path, source.rules(), tokenizer(), max_length=longest, **options)
+            tokens = tokenizer()
+            longest = source.max_length or min(MAX_LENGTH, tokens.most or MAX_LENGTH)
+            return data.from_texts(source.path, source.rules(), tokens, max_length=longest, **options)
         return data.from_table(source.path, source.rules(), standardize=source.scaling is not None, **options)
     if source.path is not None:
         return _scaled(data.from_file(source.path, source.classes, real_targets=real_targets), source)

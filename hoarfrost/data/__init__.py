@@ -14,6 +14,7 @@ from hoarfrost.data.splits import Splits as Splits
 from hoarfrost.data.splits import batches as batches
 from hoarfrost.data.table import from_table as from_table
 from hoarfrost.data.text_table import from_texts as from_texts
+from hoarfrost.data.text_table import no_texts as no_texts
 from hoarfrost.data.texts import Texts as Texts
 from hoarfrost.data.texts import Tokenizer as Tokenizer
 from hoarfrost.data.user_files import from_file as from_file

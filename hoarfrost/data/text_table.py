@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hoarfrost import validate
@@ -64,6 +65,13 @@ def from_texts(
         Path(path), test=None if test is None else Path(test), test_share=test_share, split_seed=split_seed,
         separator=separator,
     )  # fmt: skip
+
+
+def no_texts(columns: Columns, tokenizer: Tokenizer, *, max_length: int) -> Splits:
+    """A data set of the same kind without a single text: enough to build a model for it."""
+    sides = Tokens(tokenizer, max_length), Tokens(tokenizer, max_length)
+    nothing = sides[0].of(torch.empty(0, dtype=torch.int64), b"")
+    return Splits(nothing, nothing, _Texts(columns, sides=sides).classes)
 
 
 @dataclass(kw_only=True)

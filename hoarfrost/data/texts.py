@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hoarfrost.errors import InvalidValue
+
 Inputs = dict[str, Tensor]  # what a model is called with, by name
 MASK = "attention_mask"  # 1 where there is a token, 0 where there is padding
 
@@ -102,7 +104,12 @@ class Tokens:
         """Adds texts, a list for each column. How many bytes they take."""
         if not texts[0]:
             return 0
-        found = self.tokenizer(texts, self.longest)
+        try:
+            found = self.tokenizer(texts, self.longest)
+        except InvalidValue:
+            raise
+        except Exception as error:  # whose message may tell the text
+            raise InvalidValue(f"its tokenizer cannot read one of the texts ({type(error).__name__})") from None
         size = 0
         for name in self.tokenizer.padding:
             flat = np.fromiter((token for each in found[name] for token in each), np.int32)
@@ -113,7 +120,10 @@ class Tokens:
 
     def of(self, targets: Tensor, digest: bytes) -> Texts:
         """All of them, with their targets."""
-        flat = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in self.parts.items()}
-        ends = torch.from_numpy(np.concatenate(self.lengths)).cumsum(0)
+        none = np.empty(0, np.int32)
+        flat = {
+            name: torch.from_numpy(np.concatenate([none, *self.parts.get(name, ())])) for name in self.tokenizer.padding
+        }
+        ends = torch.from_numpy(np.concatenate([np.empty(0, np.int64), *self.lengths])).cumsum(0)
         options: dict[str, Any] = {"padding": dict(self.tokenizer.padding), "left": self.tokenizer.left}
         return Texts(flat, ends, targets, longest=self.longest, digest=digest, **options)

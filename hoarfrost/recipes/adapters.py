@@ -20,13 +20,9 @@ def build(wanted: schema.ComponentTable | None) -> Callable[[nn.Module, Sequence
         return None
 
     def adapted(model: nn.Module, head: Sequence[str]) -> nn.Module:
-        _library()
-        from peft import TaskType, get_peft_model
-
         try:
-            config = schema.build(wanted, "peft")
-            config.task_type, config.modules_to_save = TaskType.SEQ_CLS, list(head)
-            found: nn.Module = get_peft_model(model, config)
+            config = schema.build(wanted, "peft", head=tuple(head))
+            found: nn.Module = _library().get_peft_model(model, config)
         except InvalidValue:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError) as error:
@@ -44,6 +40,12 @@ def _library() -> Any:
     return peft
 
 
+def _config(name: str, head: Sequence[str], **options: Any) -> Any:
+    """A configuration of peft for classifying sequences, whose head is trained as well."""
+    peft = _library()
+    return getattr(peft, name)(task_type=peft.TaskType.SEQ_CLS, modules_to_save=list(head), **options)
+
+
 def _modules(wanted: Sequence[str] | str | None) -> list[str] | str | None:
     """As peft takes them: names, one name for all of a kind ("all-linear"), or nothing, and peft knows the model."""
     return wanted if wanted is None or isinstance(wanted, str) else list(wanted)
@@ -51,6 +53,7 @@ def _modules(wanted: Sequence[str] | str | None) -> list[str] | str | None:
 
 @component("peft", "lora")
 def lora(
+    head: Sequence[str],
     r: Whole = 8,
     alpha: Positive = 16.0,
     target_modules: Patterns | Text | None = None,
@@ -69,14 +72,16 @@ def lora(
         rslora: divide alpha by the root of r instead.
         dora: DoRA: learn the lengths of the matrices' columns on their own.
     """
-    return _library().LoraConfig(
-        r=r, lora_alpha=alpha, target_modules=_modules(target_modules), lora_dropout=dropout, use_rslora=rslora,
-        use_dora=dora,
+    return _config(
+        "LoraConfig", head, r=r, lora_alpha=alpha, target_modules=_modules(target_modules), lora_dropout=dropout,
+        use_rslora=rslora, use_dora=dora,
     )  # fmt: skip
 
 
 @component("peft", "loha")
-def loha(r: Whole = 8, alpha: Positive = 8.0, target_modules: Patterns | Text | None = None) -> Any:
+def loha(
+    head: Sequence[str], r: Whole = 8, alpha: Positive = 8.0, target_modules: Patterns | Text | None = None
+) -> Any:
     """LoHa: as LoRA, with the elementwise product of two products.
 
     Args:
@@ -84,11 +89,12 @@ def loha(r: Whole = 8, alpha: Positive = 8.0, target_modules: Patterns | Text | 
         alpha: what is added counts alpha / r times.
         target_modules: as of LoRA.
     """
-    return _library().LoHaConfig(r=r, alpha=alpha, target_modules=_modules(target_modules))
+    return _config("LoHaConfig", head, r=r, alpha=alpha, target_modules=_modules(target_modules))
 
 
 @component("peft", "lokr")
 def lokr(
+    head: Sequence[str],
     r: Whole = 8,
     alpha: Positive = 8.0,
     target_modules: Patterns | Text | None = None,
@@ -104,14 +110,15 @@ def lokr(
         decompose_both: make both of its factors of thin matrices.
         decompose_factor: the size of the first factor; by default about the root of the layer's.
     """
-    return _library().LoKrConfig(
-        r=r, alpha=alpha, target_modules=_modules(target_modules), decompose_both=decompose_both,
+    return _config(
+        "LoKrConfig", head, r=r, alpha=alpha, target_modules=_modules(target_modules), decompose_both=decompose_both,
         decompose_factor=-1 if decompose_factor is None else decompose_factor,
     )  # fmt: skip
 
 
 @component("peft", "vera")
 def vera(
+    head: Sequence[str],
     r: Whole = 256,
     target_modules: Patterns | Text | None = None,
     projection_prng_key: Natural = 0,
@@ -127,64 +134,70 @@ def vera(
         vera_dropout: the probability with which inputs are left out.
         d_initial: the first value of one of the vectors.
     """
-    return _library().VeraConfig(
-        r=r, target_modules=_modules(target_modules), projection_prng_key=projection_prng_key,
+    return _config(
+        "VeraConfig", head, r=r, target_modules=_modules(target_modules), projection_prng_key=projection_prng_key,
         vera_dropout=vera_dropout, d_initial=d_initial,
     )  # fmt: skip
 
 
 @component("peft", "ia3")
-def ia3(target_modules: Patterns | Text | None = None, feedforward_modules: Patterns | Text | None = None) -> Any:
+def ia3(
+    head: Sequence[str],
+    target_modules: Patterns | Text | None = None,
+    feedforward_modules: Patterns | Text | None = None,
+) -> Any:
     """IA3: one factor for each output of the chosen layers.
 
     Args:
         target_modules: as of LoRA.
         feedforward_modules: those among them whose inputs are scaled instead of their outputs.
     """
-    return _library().IA3Config(
-        target_modules=_modules(target_modules), feedforward_modules=_modules(feedforward_modules)
+    return _config(
+        "IA3Config", head, target_modules=_modules(target_modules), feedforward_modules=_modules(feedforward_modules)
     )
 
 
 @component("peft", "ln_tuning")
-def ln_tuning(target_modules: Patterns | Text | None = None) -> Any:
+def ln_tuning(head: Sequence[str], target_modules: Patterns | Text | None = None) -> Any:
     """The layer norms alone are trained.
 
     Args:
         target_modules: which; by default all that peft knows for the model.
     """
-    return _library().LNTuningConfig(target_modules=_modules(target_modules))
+    return _config("LNTuningConfig", head, target_modules=_modules(target_modules))
 
 
 @component("peft", "prompt_tuning")
-def prompt_tuning(num_virtual_tokens: Whole) -> Any:
+def prompt_tuning(head: Sequence[str], num_virtual_tokens: Whole) -> Any:
     """Prompt tuning: vectors that are trained stand before every text.
 
     Args:
         num_virtual_tokens: how many of them.
     """
-    return _library().PromptTuningConfig(num_virtual_tokens=num_virtual_tokens)
+    return _config("PromptTuningConfig", head, num_virtual_tokens=num_virtual_tokens)
 
 
 @component("peft", "p_tuning")
-def p_tuning(num_virtual_tokens: Whole, encoder_hidden_size: Whole | None = None) -> Any:
+def p_tuning(head: Sequence[str], num_virtual_tokens: Whole, encoder_hidden_size: Whole | None = None) -> Any:
     """P-tuning: as prompt tuning, with vectors that a small network computes.
 
     Args:
         num_virtual_tokens: how many of them.
         encoder_hidden_size: the width of the network; by default the model's.
     """
-    return _library().PromptEncoderConfig(
-        num_virtual_tokens=num_virtual_tokens, encoder_hidden_size=encoder_hidden_size
+    return _config(
+        "PromptEncoderConfig", head, num_virtual_tokens=num_virtual_tokens, encoder_hidden_size=encoder_hidden_size
     )
 
 
 @component("peft", "prefix_tuning")
-def prefix_tuning(num_virtual_tokens: Whole, prefix_projection: bool = False) -> Any:
+def prefix_tuning(head: Sequence[str], num_virtual_tokens: Whole, prefix_projection: bool = False) -> Any:
     """Prefix tuning: keys and values that are trained stand before those of every text, in each layer.
 
     Args:
         num_virtual_tokens: how many of them.
         prefix_projection: compute them by a small network.
     """
-    return _library().PrefixTuningConfig(num_virtual_tokens=num_virtual_tokens, prefix_projection=prefix_projection)
+    return _config(
+        "PrefixTuningConfig", head, num_virtual_tokens=num_virtual_tokens, prefix_projection=prefix_projection
+    )

@@ -214,7 +214,7 @@ def forms(name: str) -> tuple[type[Table], ...]:
     """What a table of the recipe can look like: one form, or one for each component that it can choose.
 
     >>> forms("privacy"), forms("name"), "clip-local" in [form.__name__ for form in forms("clip")]
-    ((<class 'hoarfrost.recipes.schema.Privacy'>,), (), True)
+    ((<class 'hoarfrost.recipes.tables.Privacy'>,), (), True)
     """
     mark = _table_or_choice(Recipe, name)
     if isinstance(mark, Chooses):
@@ -226,7 +226,7 @@ def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
     """The table that stands under a key; of a component, the one that the given table chooses. None if there is none.
 
     >>> table_at(Recipe, "privacy", {}), table_at(Recipe, "name", "x")
-    (<class 'hoarfrost.recipes.schema.Privacy'>, None)
+    (<class 'hoarfrost.recipes.tables.Privacy'>, None)
     """
     mark = _table_or_choice(above, key)
     if not isinstance(mark, Chooses):

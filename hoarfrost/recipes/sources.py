@@ -30,13 +30,21 @@ def load(
         if source.text is not None:
             assert tokenizer is not None  # a recipe with texts has a model that has one
             tokens = tokenizer()
-            longest = source.max_length or min(MAX_LENGTH, tokens.most or MAX_LENGTH)
-            return data.from_texts(source.path, source.rules(), tokens, max_length=longest, **options)
+            return data.from_texts(source.path, source.rules(), tokens, max_length=_longest(source, tokens), **options)
         return data.from_table(source.path, source.rules(), standardize=source.scaling is not None, **options)
     if source.path is not None:
         return _scaled(data.from_file(source.path, source.classes, real_targets=real_targets), source)
     assert source.name is not None  # the recipe has one or the other
     return public(source.name, source)
+
+
+def without_rows(source: schema.Data, tokenizer: data.Tokenizer) -> data.Splits:
+    """A data set of texts as the recipe's own, with none in it: no file is looked at."""
+    return data.no_texts(source.rules(), tokenizer, max_length=_longest(source, tokenizer))
+
+
+def _longest(source: schema.Data, tokenizer: data.Tokenizer) -> int:
+    return source.max_length or min(MAX_LENGTH, tokenizer.most or MAX_LENGTH)
 
 
 def public(name: str, like: schema.Data) -> data.Splits:

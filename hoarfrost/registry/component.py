@@ -21,6 +21,7 @@ EMPTY = inspect.Parameter.empty
 GIVEN: dict[str, tuple[str, ...]] = {
     # The shape of an example, how many outputs are needed (one for each class), and what puts adapters into the model.
     "model": ("shape", "classes", "adapters"),
+    "peft": ("head",),  # the names of the modules of the model's head
     "optimizer": ("params",),  # the model's parameters
     "freeze": (
         "network",

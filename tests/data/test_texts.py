@@ -256,6 +256,17 @@ def test_a_label_that_only_the_test_file_has_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def test_what_a_tokenizer_says_of_a_text_is_not_told(tmp_path: Path) -> None:
+    class Choosy(Letters):
+        def __call__(self, texts: Sequence[Sequence[str]], longest: int) -> Mapping[str, Sequence[Sequence[int]]]:
+            raise ValueError(f"I cannot read {texts}")
+
+    as_separated("\t")(tmp_path / "train.tsv", [(SECRET, "good")])
+    with pytest.raises(InvalidValue, match=r"its tokenizer cannot read one of the texts \(ValueError\)") as refused:
+        from_texts(tmp_path / "train.tsv", Columns(**RULES), Choosy(), max_length=5, test_share=0.5)
+    assert SECRET not in str(refused.value)
+
+
 def test_half_a_character_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"said": "x\\ud800y", "mood": "good"}\n')
     as_separated("\t")(tmp_path / "test.tsv", ROWS[:2])

@@ -20,7 +20,7 @@ from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.models import outputs_of
 from hoarfrost.models.pretrained import Tokenizer, tokenizer
 from hoarfrost.recipes import read_recipe
-from hoarfrost.train import Recipe, records, resume, run
+from hoarfrost.train import Recipe, load_model, records, resume, run
 from hoarfrost.train.prepare import Parts, Prepared, prepare
 from tests.hostile import payload
 from tests.support.kills import run_until_killed
@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return write_reviews(tmp_path_factory.mktemp("data"))
+    return write_reviews(tmp_path_factory.mktemp("data"), train=60, test=20)
 
 
 def prepared(data: dict[str, Any], model: Path, **changes: Any) -> Prepared:
@@ -97,6 +97,27 @@ def test_the_weights_are_those_of_the_library_itself(data: dict[str, Any], model
     result.model.eval()
     again.eval()
     torch.testing.assert_close(again(input_ids=ids).logits, outputs_of(result.model, {"input_ids": ids}))
+
+
+@pytest.mark.parametrize("peft", [None, LORA], ids=["all", "LoRA"])
+def test_a_trained_model_is_loaded_without_a_look_at_the_data(
+    model: Path, tmp_path: Path, peft: dict[str, Any] | None
+) -> None:
+    changes = {} if peft is None else {"peft": peft}
+    result = run(text_recipe(write_reviews(tmp_path), model, privacy__steps=1, **changes), out=tmp_path / "run")
+    for name in ("train.tsv", "test.tsv"):
+        (tmp_path / name).unlink()
+    loaded = load_model(tmp_path / "run")
+    assert not loaded.training
+    assert loaded.state_dict().keys() == result.model.state_dict().keys()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, result.model.state_dict()[name]), name
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"31337")
+    with pytest.raises(InvalidValue, match="does not fit the recipe"):
+        load_model(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(InvalidValue, match=r"there is no model\.safetensors"):
+        load_model(tmp_path / "run")
 
 
 def one_by_one(network: nn.Module, texts: Texts, clip: float) -> dict[str, Tensor]:

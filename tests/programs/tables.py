@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.programs import (  # noqa: F401 - their programs register themselves
     features,
+    fresh,
     right_arguments,
     right_backwards,
     right_bare,

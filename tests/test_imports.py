@@ -25,6 +25,7 @@ checkpoint
 stages
 private
 train
+hf
 audit
 testing
 cli

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from hoarfrost import losses
 from hoarfrost.errors import NotPrivate
 
-CHECKED = 3  # batches on which the losses are compared with the model's own
+CHECKED = 8  # chunks on which the losses are compared with the model's own
 IGNORED = -100  # the label of what does not count
+LABELS = ("labels", "start_positions", "end_positions")
 WRITE = (
     "Write a loss for each example, PrivateTrainer(..., compute_loss_func=losses): def losses(outputs, labels, "
     'num_items_in_batch=None): return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="none"), '
@@ -35,27 +36,37 @@ class ModelLosses:
 
     Guarantees:
         An example's loss is computed from its own row of logits and labels. In the first batches the losses are put
-        together as the model puts them together, and compared with its own loss: a model whose loss is another one
-        (weighted classes, a term for the balance of experts) is refused.
+        together as the model puts them together, and compared with its own loss (in evaluation mode, without
+        gradients): a model whose loss is another one (weighted classes, a further term) is refused.
     """
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         self.name, self.config = type(base).__name__, getattr(base, "config", None)
         self.label_smoothing = label_smoothing
+        # Of an encoder with a decoder: what the decoder reads follows from the labels.
+        self._decoder_inputs = getattr(base, "prepare_decoder_input_ids_from_labels", None)
         self._shifts = _is_causal(base)
         self._checked = 0
 
-    def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """One loss for each row.
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """One loss for each row, and what the model returned.
 
         Args:
-            outputs: what the model returned for ``inputs``, with its own loss among it.
+            model: this one, or what wraps it for half precision.
+            inputs: with the labels, which the model is not handed: its own loss would mix examples.
         """
-        found, own = self._find(outputs, inputs)
-        if self._checked < CHECKED and len(found):
-            self._checked += self._compare(outputs, own)
-        return found
+        if self._checked < CHECKED and len(next(iter(inputs.values()))):
+            self._checked += self._check(model, inputs)
+        outputs = model(**self._without_labels(inputs))
+        found, _ = self._find(outputs, inputs)
+        return found, outputs
+
+    def _without_labels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        rest = {name: value for name, value in inputs.items() if name not in LABELS}
+        if self._decoder_inputs is not None and "labels" in inputs and "decoder_input_ids" not in inputs:
+            rest["decoder_input_ids"] = self._decoder_inputs(labels=inputs["labels"])
+        return rest
 
     def _find(self, outputs: Any, inputs: Mapping[str, Any]) -> Losses:
         logits, labels = _get(outputs, "logits", 1), inputs.get("labels")
@@ -81,7 +92,7 @@ class ModelLosses:
         return each, lambda: F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def _classes(self, logits: Tensor, labels: Tensor) -> Losses:
-        kind = getattr(self.config, "problem_type", None)  # which the model has set by now
+        kind = getattr(self.config, "problem_type", None)  # which models set when they see labels first
         if kind == "regression" or (kind is None and logits.shape[1] == 1):
             self._refuse_smoothing("regression")
             each = losses.squared_error(logits.float(), labels.float().reshape(logits.shape))
@@ -101,7 +112,10 @@ class ModelLosses:
             beyond = logits.shape[1]  # a position outside of the text does not count
             at = inputs[f"{end}_positions"].reshape(len(logits)).clamp(0, beyond)
             at = torch.where(at == beyond, IGNORED, at)
-            each = losses.cross_entropy(logits, at, label_smoothing=self.label_smoothing)
+            # Without padding among the places to choose from: how much there is depends on the longest of the batch.
+            mask = inputs.get("attention_mask")
+            own = logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
+            each = losses.cross_entropy(own, at, label_smoothing=self.label_smoothing)
             parts.append((each, lambda logits=logits, at=at: F.cross_entropy(logits, at)))  # type: ignore[misc]
         (start, own_start), (end_, own_end) = parts
         return (start + end_) / 2, lambda: (own_start() + own_end()) / 2
@@ -114,16 +128,19 @@ class ModelLosses:
             )
 
     @torch.no_grad()
-    def _compare(self, outputs: Any, own: Callable[[], Tensor]) -> bool:
-        """Whether it could be: a batch of which no label counts has no loss."""
+    def _check(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+        """Whether it could be compared: a batch of which no label counts has no loss."""
+        model.eval()  # without dropout, which would draw random numbers that the run does not
+        outputs = model(**inputs)
+        model.train()
         loss = _get(outputs, "loss", 0)
+        own = self._find(outputs, inputs)[1]()
         if not isinstance(loss, Tensor) or loss.dim():
             raise NotPrivate(f"{self.name} returns no loss of its own to go by. {WRITE}")
-        expected = own()
-        if not (loss.isfinite() and expected.isfinite()):
+        if not (loss.isfinite() and own.isfinite()):
             return False
         tolerance = 1e-3 if loss.dtype in (torch.float32, torch.float64) else 3e-2
-        if not torch.isclose(loss.float(), expected.float(), rtol=tolerance, atol=1e-5):
+        if not torch.isclose(loss.float(), own.float(), rtol=tolerance, atol=1e-5):
             raise NotPrivate(
                 f"the loss of {self.name} is not the mean of the usual loss of its examples (weights of classes, a "
                 f"further term, other labels?). {WRITE}"

@@ -206,10 +206,9 @@ class PrivateTrainer(Trainer):
             outputs = model(**rest)
             losses = self.compute_loss_func(outputs, inputs.get("labels"), num_items_in_batch=None)
         else:
-            outputs = model(**inputs)
             if self._losses is None:
                 self._losses = ModelLosses(self.model, self.args.label_smoothing_factor)
-            losses = self._losses(outputs, inputs)
+            losses, outputs = self._losses(model, inputs)
         return (losses, outputs) if return_outputs else losses
 
     def log(self, logs: dict[str, float], *others: Any) -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hoarfrost import clipping as clip
     from hoarfrost import freezing as freeze
     from hoarfrost import hf as hf
+    from hoarfrost import lightning as lightning
     from hoarfrost import losses as losses
     from hoarfrost import measure as measure
     from hoarfrost import testing as testing
@@ -31,6 +32,7 @@ __all__ = [
     "clip",
     "freeze",
     "hf",
+    "lightning",
     "losses",
     "make_compatible",
     "make_private",
@@ -50,6 +52,7 @@ _WHERE = {
     "clip": "hoarfrost.clipping",
     "freeze": "hoarfrost.freezing",
     "hf": "hoarfrost.hf",
+    "lightning": "hoarfrost.lightning",
     "losses": "hoarfrost.losses",
     "make_compatible": "hoarfrost.gradients.compatible",
     "make_private": "hoarfrost.private",
@@ -68,7 +71,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    rooms = ("audit", "budget", "clip", "freeze", "hf", "losses", "measure", "rules", "testing")
+    rooms = ("audit", "budget", "clip", "freeze", "hf", "lightning", "losses", "measure", "rules", "testing")
     value = globals()[name] = module if name in rooms else getattr(module, name)
     return value
 

@@ -25,7 +25,7 @@ checkpoint
 stages
 private
 train
-hf
+hf lightning
 audit
 testing
 cli

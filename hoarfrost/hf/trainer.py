@@ -71,7 +71,7 @@ class PrivateTrainer(Trainer):
     ...     args = TrainingArguments(folder, per_device_train_batch_size=10, num_train_epochs=1, logging_steps=20,
     ...                              report_to="none", disable_tqdm=True, use_cpu=True)
     ...     trainer = PrivateTrainer(model, args, train_dataset=examples, epsilon=3.0, delta=1e-4)
-    ...     trained = trainer.train()  # doctest: +ELLIPSIS
+    ...     trained = trainer.train()
     {'learning_rate': ..., 'epsilon': ..., 'delta': ..., 'epoch': ...}
     {'train_runtime': ...}
     >>> 2.9 < trainer.private.epsilon() <= 3.0
@@ -243,6 +243,9 @@ class PrivateTrainer(Trainer):
         if self._run is not None:
             folder = Path(self.args.output_dir if output_dir is None else output_dir)
             (folder / "budget.txt").write_text(f"{self.statement()}\n", "utf-8")
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Saves none: how many random numbers dropout has drawn tells how long the examples of the batches were."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Goes on from what a checkpoint's weights have cost; the optimizer's state has it (`optim.progress`)."""

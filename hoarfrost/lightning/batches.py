@@ -32,3 +32,14 @@ class Batches:
     def come_to_next(self) -> None:
         """The loop works on the next of what it has fetched."""
         self.whole = self._fetched.popleft()
+
+
+def count_steps(loop: dict[str, Any]) -> None:
+    """In what a checkpoint says of the fit loop, counts of chunks become counts of steps: how many chunks there were
+    tells the size of the batches, which is private."""
+    progress = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for counted in (loop["epoch_loop.batch_progress"], progress["zero_grad"]):
+        for span in ("total", "current"):
+            chunks, steps = counted[span], progress["step"][span]["ready"]
+            more = chunks["ready"] - steps if steps else 0
+            counted[span] = {name: count - more for name, count in chunks.items()}

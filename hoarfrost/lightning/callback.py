@@ -19,7 +19,7 @@ from hoarfrost.clipping import Clipper
 from hoarfrost.errors import InvalidValue, MissingExtra, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.gradients import Reduction
-from hoarfrost.lightning.batches import Batches
+from hoarfrost.lightning.batches import Batches, count_steps
 from hoarfrost.lightning.configured import follow, parts_of, with_optimizer
 from hoarfrost.lightning.settings import length_of, refuse_settings
 from hoarfrost.optim.progress import progress_in
@@ -158,6 +158,8 @@ class Private(Callback):
         """Refuses to save what is not fit for it. What was spent is in the optimizer's state."""
         if self._run is not None:
             self._run.check_savable()
+            if "loops" in checkpoint:
+                count_steps(checkpoint["loops"]["fit_loop"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses weights whose cost is unknown, where training goes on from them."""

@@ -252,6 +252,19 @@ def test_what_was_spent_comes_back(chunks: int | None, given: dict[str, Any], tm
         assert later.run.epsilon() == pytest.approx(whole.run.epsilon(), abs=1e-12)
 
 
+def test_a_checkpoint_does_not_tell_how_large_batches_were(tmp_path: Path) -> None:
+    """Nor how many chunks they came in."""
+    states = []
+    for chunks in (None, 5):
+        folder = tmp_path / str(chunks)
+        fit(Classifier(), folder, max_physical_batch=chunks, callbacks=every(7, folder), enable_checkpointing=True)
+        states.append(torch.load(folder / "step=7.ckpt", weights_only=True))
+    whole, chunked = (state["loops"]["fit_loop"] for state in states)
+    assert chunked == whole
+    assert chunked["epoch_loop.batch_progress"]["total"]["ready"] == 7
+    assert states[0]["global_step"] == states[1]["global_step"] == 7
+
+
 def test_steps_that_a_crash_lost_stay_spent(tmp_path: Path) -> None:
     """The ledger knows of them, and the run ends as many steps earlier."""
 

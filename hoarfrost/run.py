@@ -202,6 +202,16 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
 
         checkpoint.save(path, self, scheduler=scheduler)
 
+    def check_savable(self) -> None:
+        """Refuses to save what is not fit for it; for who saves weights and the optimizer's state by other means.
+
+        Guarantees:
+            Weights are finite, only the optimizer has changed them, and examples do not meet in the model.
+        """
+        check_finite(self.model, self.steps_taken)
+        self.optimizer.engine.prober.at_a_save()
+        self.optimizer.engine.state.check(everything=True)
+
     def load(self, path: str | Path, *, scheduler: LRScheduler | None = None) -> None:
         """Goes on from a checkpoint that `save` wrote, with new noise and new batches.
 

@@ -25,6 +25,7 @@ checkpoint
 stages
 private
 train
+hf lightning
 audit
 testing
 cli

@@ -154,7 +154,7 @@ class Engine:
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.ruled = tuple(rules)  # the modules that run by a rule
-        self.model.forward = Root(self, self.model)
+        self.root = self.model.forward = Root(self, self.model)
         self.structure = Structure(self.model)
         self.state.attach()
 

@@ -24,6 +24,7 @@ run
 checkpoint
 stages
 private
+hf
 train
 hf lightning
 audit

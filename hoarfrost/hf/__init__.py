@@ -1,15 +1,19 @@
-"""Hugging Face: `PrivateTrainer`, a `transformers.Trainer` whose step is private. Needs ``hoarfrost[hf]``."""
+"""Hugging Face: `PrivateTrainer`, a `transformers.Trainer` whose step is private, and `add_adapters`.
+
+Needs ``hoarfrost[hf]``.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hoarfrost.hf.adapters import add_adapters as add_adapters
     from hoarfrost.hf.trainer import PrivateTrainer as PrivateTrainer
 
-__all__ = ["PrivateTrainer"]
+__all__ = ["PrivateTrainer", "add_adapters"]
 
 # transformers takes seconds to import: it waits until a name is used that needs it.
-_WHERE = {"PrivateTrainer": "hoarfrost.hf.trainer"}
+_WHERE = {"PrivateTrainer": "hoarfrost.hf.trainer", "add_adapters": "hoarfrost.hf.adapters"}
 
 
 def __getattr__(name: str) -> Any:

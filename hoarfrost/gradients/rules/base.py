@@ -106,7 +106,7 @@ class Rule(ABC):
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         """The parameters that it records: the module's own, or those of inner modules, too."""
-        return module.parameters(recurse=False)
+        return [p for p in module._parameters.values() if p is not None]
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""
@@ -260,5 +260,6 @@ def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotP
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
         f"{rows} examples of this batch, so its gradients cannot be attributed to individual examples. Keep the "
         f"examples in a dimension of their own (no flattening with others), and expand what they share: "
-        f"x.expand({rows}, ...)."
+        f"x.expand({rows}, ...). Where a layer is given some rows alone (experts), run it on all examples, and weigh "
+        "what comes out: gate[:, k, None] * expert(x)."
     )

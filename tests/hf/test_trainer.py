@@ -190,7 +190,7 @@ def no_precision_left(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.usefixtures("no_precision_left")
 @pytest.mark.parametrize("half", [False, True])
 def test_gradient_checkpointing_changes_nothing(half: bool, tmp_path: Path) -> None:
-    """Nor does it with autocast, whose copies of the weights must not outlive a look at the model."""
+    """Nor does it with autocast."""
     plain, checkpointed = bert(), bert()
     trainer(plain, tmp_path, **EXACT, bf16=half).train()
     kind = "gradient" if not hasattr(arguments(tmp_path), "activation_checkpointing") else "activation"
@@ -430,6 +430,7 @@ def test_steps_that_a_crash_lost_stay_spent(tmp_path: Path) -> None:
     later = trainer(bert(), tmp_path / "out", **options)
     later.train(resume_from_checkpoint=True)
     assert (later.private.steps_taken, later.state.global_step, later.private.charged) == (5, 5, 6)
+    assert (tmp_path / "out" / "checkpoint-5").is_dir()  # as a Trainer saves at the end
     assert later.private.epsilon() <= 3.0
 
 

@@ -149,6 +149,7 @@ def test_no_figure_of_the_training_data_is_told(
     assert told([run.private.epsilon()], public), "the search itself finds nothing"
     assert told(private, public) == []
     assert math.isnan(trained.training_loss)
+    assert run._total_loss_scalar == 0  # where a Trainer adds up what training_step returns
     assert run.state.total_flos == 0
     assert run.state.num_input_tokens_seen == 0
     assert not list(tmp_path.rglob("*rng*"))  # it would tell how much dropout has drawn

@@ -31,6 +31,7 @@ from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
+from hoarfrost.gradients.rules.direct import Follower
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -103,6 +104,8 @@ class Engine:
         self.groups = self.sums.apart  # whose those are
         self.dims: Dims | None = None  # found on the first batch
         self.leading: frozenset[nn.Module] = frozenset()  # lookups whose one index, [1], stands where examples do
+        self.followed: frozenset[nn.Embedding] = frozenset()  # lookups that all share, followed to where examples are
+        self._follower: Follower | None = None  # of the run that is under way
         self.rehearsing = False  # the model runs by its rules, and no backward pass follows
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
@@ -205,13 +208,32 @@ class Engine:
             if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
                 return None
             dim = default if known is None else known[order]
-            if dim is None and module in self.leading:
+            if dim is None and module in self.leading and t.shape[0] == 1:
                 return 0
             if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
         return dim_of
+
+    def looked_up(self, module: nn.Module, index: Tensor) -> Tensor | None:
+        """What a lookup that all examples share gives, if its table is followed to where it meets examples."""
+        if self._follower is None or not isinstance(module, nn.Embedding) or module not in self.followed:
+            return None
+        return self._follower.looked_up(module, index)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """One run of the model, through which tables are followed that all examples look up alike."""
+        if not self.followed:
+            yield
+            return
+        tables = (table for module in self.followed for table in module.named_parameters(prefix=self.name_of(module)))
+        try:
+            with Follower(self, self.model, tables) as self._follower:
+                yield
+        finally:
+            self._follower = None
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,11 @@ class Wrapped:
         del self.module.forward
         if getattr(original, "__func__", None) is not type(self.module).forward:
             self.module.forward = original  # somebody had put another one there
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the module's own `forward`: trainers look there which columns of a data set the model takes."""
+        return inspect.signature(self.original)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self.module)])
@@ -109,7 +115,9 @@ class Root(Wrapped):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if not engine.active or engine.seen is not None or engine.rehearsing:
+        if engine.rehearsing:
+            return self._forward(*args, **kwargs)
+        if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
         tensors = tensors_in((args, kwargs) if kwargs else args)
@@ -117,16 +125,20 @@ class Root(Wrapped):
         self._carried.arriving(tensors, engine.sums.ticket)
         engine.loss_watch.forget()
         if where.rows == 0:
-            return run_on_nothing(engine, self.original, where, (args, kwargs))
+            return run_on_nothing(engine, self._forward, where, (args, kwargs))
         engine.prober.before_run(where, (args, kwargs))
         engine.before_run()
         run = engine.sums.begin(where.rows, tensors, where.dim)
         with engine.running(where.rows, run):
-            output = self.original(*args, **kwargs)
+            output = self._forward(*args, **kwargs)
         engine.state.ran()
         self._carried.leaving(output, engine.sums.ticket)
         engine.loss_watch.ran(run, where.rows, output)
         return output
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.engine.following():
+            return self.original(*args, **kwargs)
 
 
 def _plain_forward(module: nn.Module, mark: bool = False) -> Any:

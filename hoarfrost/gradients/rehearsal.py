@@ -2,7 +2,8 @@
 
 An index that all examples share (a task's, positions) is looked up once for each of them, since a sum over examples
 would be all that comes back of one lookup. Where the model does something with the shape of what was looked up, that
-may be another program than the one that was written.
+may be another program than the one that was written. Then the table is followed through the model instead, to where
+what was looked up meets examples (`rules/direct.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def rehearse(prober: Prober, few: Few) -> None:
     dims = engine.dims or {}
     shared = [m for m in engine.ruled if isinstance(m, nn.Embedding) and dims.get(m) == (None,)]
     # An index [1] is the position in sequences of length 1, or stands where others have examples.
-    for leading in ([], shared) if shared else ():
-        engine.leading = frozenset(leading)
+    for leading, followed in (((), ()), (shared, ()), ((), shared)) if shared else ():
+        engine.leading, engine.followed = frozenset(leading), frozenset(followed)
         if _is_the_same(prober, few):
             return
     if shared:
-        engine.leading = frozenset()
+        engine.followed = frozenset()
         raise NotPrivate(
             f"{', '.join(map(engine.name_of, shared))} (Embedding) looks up the same indices for all examples, and the "
             "model uses the shape of the result: each example must have its own, or its gradient cannot be told from "

@@ -81,6 +81,9 @@ class Recorder(Protocol):
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
 
+    def looked_up(self, module: nn.Module, index: Tensor) -> Tensor | None:
+        """What a lookup that all examples share gives, if its table is followed to where it meets examples."""
+
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
 

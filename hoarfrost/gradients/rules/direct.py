@@ -4,6 +4,9 @@ While such a module runs, every operation on one of its own parameters is looked
 which never runs itself, are its own. An operation among parameters and constants alone (a slice, an exponential, a
 product with a buffer) gives something that is followed further. Where it meets a tensor of examples,
 `hoarfrost.gradients.rules.meeting` sees that each example's gradient is found.
+
+A table of positions that all examples look up alike (the relative positions of T5, [queries, keys]) is followed in the
+same way, through the whole model, where its lookup cannot be made once for each example.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule
 from hoarfrost.gradients.rules.meeting import EXPANSIONS, Made, Meeting
@@ -33,7 +37,11 @@ class DirectParametersRule(Rule):
         return (p for _, p in own_parameters(module))
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        with _Follower(recorder, module):
+        # What a layer inside of it holds, too (the bias of BERT's head), is that layer's business.
+        inside = {p for child in module.children() if not only_holds(child) for p in child.parameters()}
+        own = ((name, p) for name, p in own_parameters(module) if p not in inside)
+        with Follower(recorder, module, own) as follower:
+            follower.made |= {id(b): Made(b, {}) for b in module.buffers(recurse=False)}
             return original(*args, **kwargs)
 
 
@@ -57,20 +65,22 @@ def only_holds(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
 
 
-class _Follower(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, module: nn.Module):
+class Follower(TorchFunctionMode):
+    """Follows ``parameters`` (with names, for messages) through what ``module`` does, until they meet examples."""
+
+    def __init__(self, recorder: Recorder, module: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]]):
         super().__init__()
         self.differentiating = torch.is_grad_enabled()  # off while the examples are being located
-        self.made: dict[int, Made] = {}  # by the id of a tensor that is kept in there
+        self.made: dict[int, Made] = {}  # by the id of the tensor that the module has
+        self._held: list[Tensor] = []  # those tensors: what is kept alive keeps its id
         names: dict[nn.Parameter, str] = {}
-        for name, p in own_parameters(module):
+        for name, p in parameters:
             names[p] = name
             if p.requires_grad:
                 leaf = p.detach().requires_grad_()
                 self.made[id(p)] = Made(leaf, {p: leaf})
             else:
                 self.made[id(p)] = Made(p.detach(), {})
-        self.made |= {id(b): Made(b, {}) for b in module.buffers(recurse=False)}
         self.meeting = Meeting(recorder, module, names)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,6 +99,13 @@ class _Follower(TorchFunctionMode):
             return func(*args, **kwargs)
         return self.meeting.of(func, flat, own, structure)
 
+    def looked_up(self, module: nn.Embedding, index: Tensor) -> Tensor:
+        """Rows of a followed table that all examples share: made from it and from what is public."""
+        made = self.made[id(module.weight)]
+        with torch.enable_grad():
+            found: Tensor = self._kept(F.embedding(index, made.value, module.padding_idx), made.leaves)
+        return found
+
     def _among_themselves(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         leaves: dict[nn.Parameter, Tensor] = {}
         for i, made in own.items():
@@ -99,7 +116,25 @@ class _Follower(TorchFunctionMode):
             return self._kept(func(*args, **kwargs), leaves)
 
     def _kept(self, result: Any, leaves: dict[nn.Parameter, Tensor]) -> Any:
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, Tensor):
-                self.made[id(t)] = Made(t, leaves if t.requires_grad else {})
-        return result
+        return tree_map(lambda t: self._handed_on(t, leaves) if isinstance(t, Tensor) else t, result)
+
+    def _handed_on(self, value: Tensor, leaves: dict[nn.Parameter, Tensor]) -> Tensor:
+        """The tensor that the module gets: no gradient may come back through it, only through what was followed."""
+        followed = value.requires_grad and self.differentiating
+        shown: Tensor = _NoWayBack.apply(value, self.meeting, leaves) if followed else value
+        self.made[id(shown)] = Made(value, leaves if value.requires_grad else {})
+        self._held.append(shown)
+        return shown
+
+
+class _NoWayBack(torch.autograd.Function):
+    """An identity whose backward pass refuses: what left the module was not followed to where it met examples."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, meeting: Meeting, leaves: dict[nn.Parameter, Tensor]) -> Tensor:
+        ctx.refusal = lambda: meeting.refusal("what it returns", {0: Made(value, leaves)})
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        raise ctx.refusal()

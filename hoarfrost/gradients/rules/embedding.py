@@ -39,6 +39,10 @@ class EmbeddingRule(LayerRule):
     def check(self, module: Any, name: str) -> None:
         check_settings(module, name)
 
+    def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        followed = recorder.looked_up(module, args[0] if args else kwargs[self.input_name])
+        return super().forward(recorder, module, original, args, kwargs) if followed is None else followed
+
     def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         dim = recorder.example_dims(module)(0, x)
         if dim is not None and x.shape[dim] == recorder.rows:

@@ -32,6 +32,7 @@ ELEMENTWISE = {
     torch.div, T.div, T.div_, T.__truediv__, T.__rtruediv__, T.__itruediv__,
     torch.maximum, torch.minimum, torch.where, torch.lerp, torch.addcmul,
 }  # fmt: skip
+ATTENTION = {F.scaled_dot_product_attention}  # of more than two dimensions: of each example by itself
 PRODUCTS = {torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, F.linear}
 LOOKUPS = {F.embedding, T.__getitem__}
 WHOLE = {torch.int64, torch.int32}
@@ -61,18 +62,18 @@ class Meeting:
         others = [item for i, item in enumerate(flat) if isinstance(item, Tensor) and i not in own]
         # Their first dimension counts examples, in few runs and in many; a plain number takes part anywhere.
         if any(t.dim() and t.shape[0] != self.recorder.rows for t in others):
-            raise self._refusal(func, own)
+            raise self.refusal(func, own)
         if func in EXPANSIONS:
             return self._expanded(func, flat, own, structure)
         rank = max(t.dim() for t in others)
-        if func in ELEMENTWISE and all(t.dim() in (0, rank) for t in others):
+        if (func in ELEMENTWISE or (func in ATTENTION and rank > 2)) and all(t.dim() in (0, rank) for t in others):
             wide = [self._as_wide(own[i], rank, func) if i in own else item for i, item in enumerate(flat)]
             args, kwargs = tree_unflatten(wide, structure)
             return func(*args, **kwargs)
         if func is T.__setitem__ and list(own) == [len(flat) - 1]:
             return self._assigned(args[0], args[1], own[len(flat) - 1])
         if rank == 0 or _writes(func, kwargs):
-            raise self._refusal(func, own)
+            raise self.refusal(func, own)
         if self.recorder.probing:
             result = self._one_by_one(func, flat, own, structure)
             self._compare(result, func, own, args, kwargs)
@@ -87,16 +88,16 @@ class Meeting:
     def _expanded(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         rows = self.recorder.rows
         if list(own) != [0]:
-            raise self._refusal(func, own)
+            raise self.refusal(func, own)
         made = own[0]
         args, kwargs = tree_unflatten([made.value, *flat[1:]], structure)
         with torch.enable_grad():
             result = func(*args, **kwargs)
         if result.shape[:1] != (rows,):
-            raise self._refusal(func, own)
+            raise self.refusal(func, own)
         if func in REPETITIONS:
             if made.value.dim() == result.dim() and made.value.shape[0] != 1:
-                raise self._refusal(func, own)
+                raise self.refusal(func, own)
             return self._as_wide(Made(result[:1], made.leaves), result.dim(), func)  # every row is the same
         args, kwargs = tree_unflatten([self._as_wide(made, result.dim(), func), *flat[1:]], structure)
         return func(*args, **kwargs)
@@ -105,7 +106,7 @@ class Meeting:
         """target[:, ...] = what is made from parameters."""
         place = target.detach()[index]
         if (index[0] if isinstance(index, tuple) else index) != slice(None) or place.shape[:1] != (self.recorder.rows,):
-            raise self._refusal(T.__setitem__, {0: made})
+            raise self.refusal(T.__setitem__, {0: made})
         target[index] = self._as_wide(made, place.dim(), T.__setitem__)
 
     def _product(self, func: Any, made_of: dict[int, Made], args: Any, kwargs: Any) -> Tensor | None:
@@ -168,7 +169,7 @@ class Meeting:
             args, kwargs = tree_unflatten(flat, structure)
             with torch.no_grad():
                 func(*args, **kwargs)  # a mistake of the model's own is told in torch's words
-            raise self._refusal(func, own) from error
+            raise self.refusal(func, own) from error
 
     @torch.no_grad()
     def _compare(self, result: Any, func: Any, own: dict[int, Made], args: Any, kwargs: Any) -> None:
@@ -176,7 +177,7 @@ class Meeting:
         one, plain, again = (tree_leaves(each) for each in (result, func(*args, **kwargs), func(*args, **kwargs)))
         shapes = [getattr(t, "shape", None) for t in one] == [getattr(t, "shape", None) for t in plain]
         if not shapes or (not all(map(_close, one, plain)) and all(map(_close, again, plain))):
-            raise self._refusal(func, own)
+            raise self.refusal(func, own)
 
     # Gradients.
 
@@ -186,7 +187,7 @@ class Meeting:
             return made.value
         shape = (1,) * (rank - made.value.dim()) + tuple(made.value.shape)
         if len(shape) != rank or shape[:1] != (1,):
-            raise self._refusal(func, {0: made})
+            raise self.refusal(func, {0: made})
         return self._copies(made, shape[1:])
 
     def _copies(self, made: Made, shape: Sequence[int]) -> Tensor:
@@ -217,7 +218,8 @@ class Meeting:
                 if gradient is not None:
                     self.recorder.add(p, Dense(gradient))
 
-    def _refusal(self, func: Any, own: dict[int, Made]) -> NotPrivate:
+    def refusal(self, func: Any, own: dict[int, Made]) -> NotPrivate:
+        """The error for a parameter whose gradient cannot be attributed to individual examples here."""
         names = ", ".join(dict.fromkeys(self.names[p] for made in own.values() for p in made.leaves))
         name = self.recorder.name_of(self.module)
         return NotPrivate(

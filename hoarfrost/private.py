@@ -55,6 +55,7 @@ def make_private(
     loss: LossFunction | None = None,
     loss_reduction: Reduction = "mean",
     max_physical_batch: int | None = None,
+    lengths: Any = None,
     views: int = 1,
     person: Any = None,
     per_person: int | None = None,
@@ -83,6 +84,9 @@ def make_private(
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one (`Private.stepped` tells a scheduler whether there was a step).
+        lengths: with ``max_physical_batch``: how long each row of the data is (a list, tensor, array or column, or a
+            function of a row). Chunks then hold examples of like length, so that little is computed on padding; the
+            step is the same.
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
         person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor,
             array or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs count people.
@@ -126,8 +130,8 @@ def make_private(
     clip = clip if isinstance(clip, bool) or not isinstance(clip, int | float) else Local(clip)
     parameters = trained_parameters(model, optimizer)
     loader = PoissonLoader(
-        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
-        person=person, per_person=per_person, batch_first=batch_first, seed=seed,
+        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch,
+        lengths=lengths, views=views, person=person, per_person=per_person, batch_first=batch_first, seed=seed,
     )  # fmt: skip
     rate, earlier = loader.poisson.sample_rate, snapshots(after)
     plan = Plan.solve(

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost import budget
 from hoarfrost.budget import Account, Allowance, Gaussian, Plan
 from hoarfrost.errors import Diverged, NotPrivate
+from hoarfrost.gradients.frozen_cache import FrozenCache
 from hoarfrost.info import RunInfo, layers_of
 from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
@@ -30,6 +31,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
 
     def __init__(self, model: nn.Module, optimizer: PrivateOptimizer, loader: PoissonLoader, account: Account) -> None:
         self.model, self.optimizer, self.loader, self.account = model, optimizer, loader, account
+        self.frozen_cache: FrozenCache | None = None  # what it holds is private
         self._info: RunInfo | None = None
         self.loader.on_batch = self._begin_batch
         self.account.on_change = self._follow_account

@@ -129,7 +129,7 @@ class Root(Wrapped):
         engine.prober.before_run(where, (args, kwargs))
         engine.before_run()
         run = engine.sums.begin(where.rows, tensors, where.dim)
-        with engine.running(where.rows, run):
+        with engine.running(where.rows, run), engine.serving(where, (args, kwargs)):
             output = self._forward(*args, **kwargs)
         engine.state.ran()
         self._carried.leaving(output, engine.sums.ticket)

@@ -155,6 +155,26 @@ class Chain:
             and not any(id(b) in self._changed for b in module.buffers())
         )
 
+    def random(self) -> str | None:
+        """What draws random numbers before a frozen layer is done that could be cached otherwise, in a sentence."""
+        drew = {call.drew: m for m, call in self._calls.items() if call.drew is not None}
+        until = self._until
+        behind = [
+            m
+            for m, call in self._calls.items()
+            if call.drew is not None
+            and (until is None or call.left < until)
+            and any(not self._may_move(p) for p in m.parameters(recurse=False))
+        ]
+        if not behind:
+            return None
+        first = drew[min(drew)]
+        return (
+            f"{self._names[first]} ({type(first).__name__}) draws random numbers, so that what comes after it is "
+            "another thing in every epoch. Dropout in what is frozen is switched off by its eval(), after model.train(), or by "
+            "the model's configuration (a rate of 0)"
+        )
+
     def why_not(self) -> str:
         """Why nothing can be cached, in a sentence."""
         frozen = [m for m in self._calls if any(not self._may_move(p) for p in m.parameters(recurse=False))]
@@ -163,15 +183,7 @@ class Chain:
                 "no layer is frozen for the whole run. Switch off what shall not be trained before make_private, with "
                 "requires_grad_(False); what a freezer freezes may come back"
             )
-        drew = {call.drew: m for m, call in self._calls.items() if call.drew is not None}
         first = self.first
-        if drew and (self._until is None or min(drew) < self._until):
-            random = drew[min(drew)]
-            return (
-                f"{self._names[random]} ({type(random).__name__}) draws random numbers, so that what comes after it is "
-                "another thing in every epoch. Dropout in what is frozen is switched off by its eval(), after "
-                "model.train(), or by the model's configuration (a rate of 0)"
-            )
         if first is not None:
             return (
                 f"{self._names[first] or 'the model'} ({type(first).__name__}) is trained and runs before any frozen "

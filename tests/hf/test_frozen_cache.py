@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 import hoarfrost
 from hoarfrost.errors import InvalidValue
 from tests.hf import tiny
-from tests.hf.test_models import dataset, tokenizer
 
 transformers = pytest.importorskip("transformers")
 STEPS = 6
@@ -65,8 +64,8 @@ def check(kind: str, live: tuple[str, ...], data: Any, **options: Any) -> hoarfr
 
 
 def texts(padding: bool | str = True) -> DataLoader[Any]:
-    collate = transformers.DataCollatorWithPadding(tokenizer(), padding=padding, max_length=10)
-    return DataLoader(dataset(), collate_fn=collate)
+    collate = transformers.DataCollatorWithPadding(tiny.tokenizer(), padding=padding, max_length=10)
+    return DataLoader(tiny.dataset(), collate_fn=collate)
 
 
 @pytest.mark.parametrize("live", [HEAD, LAST], ids=["head", "last layer"])

@@ -89,22 +89,6 @@ def test_language_models_with_one_loss_for_each_text(kind: str) -> None:
 # Whole runs.
 
 
-def tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {f"w{k}": k for k in range(tiny.WORDS)}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=f"w{tiny.PAD}")
-
-
-def dataset(rows: int = 24) -> Any:
-    """A data set of texts that are not padded, with a column that no model takes."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 9, (rows,), generator=generator).tolist()
-    ids = [[*torch.randint(3, tiny.WORDS, (length - 1,), generator=generator).tolist(), 2] for length in lengths]
-    columns = {"input_ids": ids, "attention_mask": [[1] * n for n in lengths], "labels": [n % 2 for n in lengths]}
-    return datasets.Dataset.from_dict(columns)
-
-
 def run_of(model: nn.Module, data: Any, **options: Any) -> hoarfrost.Private:
     settings = {"noise_multiplier": 0.0, "delta": 1e-5, "clip": 0.5, "seed": 0, "epochs": 2}
     return hoarfrost.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, **(settings | options))
@@ -116,7 +100,7 @@ def test_a_data_set_with_dynamic_padding_and_the_model_s_own_loss(kind: str) -> 
     torch.manual_seed(0)
     model = tiny.CLASSIFIERS[kind]()
     before, takes = copy.deepcopy(model.state_dict()), inspect.signature(model.forward)
-    data = DataLoader(dataset(), collate_fn=transformers.DataCollatorWithPadding(tokenizer()))
+    data = DataLoader(tiny.dataset(), collate_fn=transformers.DataCollatorWithPadding(tiny.tokenizer()))
     run = run_of(model, data, clip=1e6, batch_size=1.5 if kind != "T5" else 12)
     assert inspect.signature(model.forward) == takes
     sizes = []
@@ -163,7 +147,7 @@ def test_signatures_are_those_of_the_plain_model() -> None:
     model = tiny.CLASSIFIERS["BERT"]()
     plain = inspect.signature(model.forward)
     layer = inspect.signature(model.classifier.forward)
-    run_of(model, dataset(), batch_size=5)
+    run_of(model, tiny.dataset(), batch_size=5)
     assert inspect.signature(model.forward) == plain
     assert inspect.signature(model.classifier.forward) == layer
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -172,7 +156,7 @@ def test_signatures_are_those_of_the_plain_model() -> None:
 
 def test_a_trainer_that_is_built_afterwards_drops_no_column_that_the_model_takes() -> None:
     model = tiny.CLASSIFIERS["BERT"]()
-    data = dataset().add_column("title", ["a"] * 24)
+    data = tiny.dataset().add_column("title", ["a"] * 24)
     run_of(model, data.remove_columns("title"), batch_size=5)
     arguments = transformers.TrainingArguments(use_cpu=True, report_to=[])
     kept = transformers.Trainer(model, arguments)._remove_unused_columns(data)

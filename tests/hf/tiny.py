@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 
 WORDS, PAD = 31, 1  # RoBERTa and MPNet count positions from the padding's number
@@ -72,3 +73,20 @@ def unpadded(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """One text as it is without the others."""
     length = int(batch["attention_mask"].sum())
     return {name: t[:, :length] if t.dim() > 1 else t for name, t in batch.items()}
+
+
+def tokenizer() -> Any:
+    """Whose words are numbers."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {f"w{k}": k for k in range(WORDS)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=f"w{PAD}")
+
+
+def dataset(rows: int = 24) -> Any:
+    """A data set of texts that are not padded, with a column that no model takes."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 9, (rows,), generator=generator).tolist()
+    ids = [[*torch.randint(3, WORDS, (length - 1,), generator=generator).tolist(), 2] for length in lengths]
+    columns = {"input_ids": ids, "attention_mask": [[1] * n for n in lengths], "labels": [n % 2 for n in lengths]}
+    return datasets.Dataset.from_dict(columns)

@@ -227,6 +227,22 @@ def test_an_example_that_is_not_finite_hides_nothing() -> None:
     looks(lambda _, outputs: outputs[0].square().sum(1), 3, bad=math.nan)
 
 
+@pytest.mark.parametrize("words", [1, 5])
+def test_a_layer_behind_one_of_zeros_has_no_gradients_yet(words: int) -> None:
+    """As LoRA begins: norms are rounded up, and what they are rounded up to is nobody's gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 4, bias=False), nn.Linear(4, 300, bias=False), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, words, 300))
+    nn.init.zeros_(model[1].weight)
+    data = TensorDataset(torch.randn(40, words, 300), torch.randint(2, (40,)))
+    model, optimizer, loader = hoarfrost.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=20, noise_multiplier=1.0, delta=1e-3
+    )
+    for x, y in loader:
+        optimizer.backward(losses.cross_entropy(model(x), y))
+        optimizer.step()
+
+
 def test_a_look_draws_nothing_and_keeps_nothing() -> None:
     torch.manual_seed(4)
     engine = engine_for(Heads(), 1e6)

@@ -75,7 +75,7 @@ class Adaptive(FlatStyle):
 
     def _set(self, norm: float) -> None:
         self.norm = norm  # of the coming step
-        factors = STYLES[self.style](norm).factors
+        factors = STYLES[self.style](norm).piece().factors
         self._piece = Piece(norm, factors, lambda norms: _below(norms, norm), self.cost, alike=(Adaptive, self.style))
 
     def piece(self) -> Piece:

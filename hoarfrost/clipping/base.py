@@ -98,6 +98,21 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Shorten:
+    """The rule min(1, bound / norm): whatever is longer than its block's bound is shortened to it.
+
+    >>> Shorten((1.0,))(torch.tensor([[0.5], [4.0]]))
+    tensor([[1.0000],
+            [0.2500]])
+    """
+
+    bounds: tuple[float, ...]
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        return (norms.new_tensor(self.bounds) / norms).clamp(max=1)
+
+
+@dataclass(frozen=True)
 class Clipping:
     """How one logical batch is clipped: fixed before its first chunk, and part of its clipped sum.
 
@@ -169,10 +184,18 @@ class Clipping:
         """The number of the block that a parameter is in, by its name."""
         return {name: number for number, block in enumerate(self.blocks) for name in block.parameters}
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[float, ...]:
         """For each block: how far one example moves its clipped sum at most."""
         return tuple(block.bound for block in self.blocks)
+
+    @cached_property
+    def _aims(self) -> tuple[float, ...]:
+        return tuple(bound * (1 - MARGIN) for bound in self.bounds)
+
+    @cached_property
+    def _shortens(self) -> bool:
+        return isinstance(self.rule, Shorten) and self.rule.bounds == self.bounds
 
     @property
     def sensitivity(self) -> float:
@@ -185,8 +208,10 @@ class Clipping:
         Args:
             short: all norms are known to be below `FADES`, so that none fades out.
         """
-        aims = [bound * (1 - MARGIN) for bound in self.bounds]
-        most = norms.clamp(min=SHORTEST).reciprocal_().mul_(aims[0] if len(aims) == 1 else norms.new_tensor(aims))
+        aims = self._aims
+        most = norms.clamp(SHORTEST).reciprocal_().mul_(aims[0] if len(aims) == 1 else norms.new_tensor(aims))
+        if short and self._shortens:
+            return most.clamp_(0, 1)  # what is below would come to the same
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
         # What is not a number stays so in the minimum, and an infinite norm times nothing is none: both become 0.

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hoarfrost.clipping.base import Block, Clipper, Clipping, Statistic
+from hoarfrost.clipping.base import Block, Clipper, Clipping, Shorten, Statistic
 from hoarfrost.info import RunInfo
 
 NoiseLevels = Literal["equal", "proportional"]
@@ -113,8 +113,11 @@ def compose(parts: tuple[tuple[str, tuple[str, ...], Piece], ...], noise: NoiseL
 
 
 def _rule(pieces: list[Piece]) -> Callable[[Tensor], Tensor]:
-    first = pieces[0].factors
-    if all(piece.factors == first for piece in pieces):
+    first, rules = pieces[0].factors, [piece.factors for piece in pieces]
+    shortening = [rule for rule in rules if isinstance(rule, Shorten)]
+    if len(shortening) == len(pieces) > 1:
+        return Shorten(tuple(bound for rule in shortening for bound in rule.bounds))
+    if all(rule == first for rule in rules):
         return first
     return lambda norms: torch.stack([piece.factors(norms[:, at]) for at, piece in enumerate(pieces)], 1)
 

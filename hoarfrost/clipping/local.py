@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hoarfrost import validate
+from hoarfrost.clipping.base import Shorten
 from hoarfrost.clipping.flat import FlatStyle, Piece
 from hoarfrost.registry import Positive, component
 
@@ -34,8 +35,8 @@ class Local(FlatStyle):
         validate.finite(norm=self.norm)
 
     def piece(self) -> Piece:
-        return Piece(self.norm, self.factors)
+        return Piece(self.norm, Shorten((self.norm,)))
 
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g‖) for every norm."""
-        return (self.norm / norms).clamp(max=1)
+        return self.piece().factors(norms)

@@ -20,7 +20,7 @@ from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import FADES, GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.apart import Apart
-from hoarfrost.gradients.arguments import Examples
+from hoarfrost.gradients.arguments import Examples, tensors_in
 from hoarfrost.gradients.batch_sums import BatchSums, Run
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
@@ -32,7 +32,7 @@ from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
-from hoarfrost.gradients.rules.direct import Follower
+from hoarfrost.gradients.sharing import Lending
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -104,10 +104,8 @@ class Engine:
         self.rows = 0  # in the forward pass that is running
         self.groups = self.sums.apart  # whose those are
         self.dims: Dims | None = None  # found on the first batch
-        self.leading: frozenset[nn.Module] = frozenset()  # lookups whose one index, [1], stands where examples do
-        self.followed: frozenset[nn.Embedding] = frozenset()  # lookups that all share, followed to where examples are
-        self._follower: Follower | None = None  # of the run that is under way
-        self.rehearsing = False  # the model runs by its rules, and no backward pass follows
+        self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
+        self.lending = Lending(self)
         self.prober = Prober(self)
         # Around each run of the model on a batch: stands in for what need not be computed again.
         self.serving: Callable[[Examples, Any], AbstractContextManager[None]] = lambda where, arguments: nullcontext()
@@ -209,35 +207,19 @@ class Engine:
             if known is None and self.dims and list(t.shape).count(self.rows) > 1:
                 # It did not run when the examples were located, and more than one dimension could be theirs.
                 raise not_attributable(self.name_of(module), module, t, self.rows)
-            if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
-                return None
             dim = default if known is None else known[order]
-            if dim is None and module in self.leading and t.shape[0] == 1:
-                return 0
             if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
         return dim_of
 
-    def looked_up(self, module: nn.Module, index: Tensor) -> Tensor | None:
-        """What a lookup that all examples share gives, if its table is followed to where it meets examples."""
-        if self._follower is None or not isinstance(module, nn.Embedding) or module not in self.followed:
-            return None
-        return self._follower.looked_up(module, index)
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """One run of the model, through which tables are followed that all examples look up alike."""
-        if not self.followed:
-            yield
-            return
-        tables = (table for module in self.followed for table in module.named_parameters(prefix=self.name_of(module)))
-        try:
-            with Follower(self, self.model, tables) as self._follower:
-                yield
-        finally:
-            self._follower = None
+    def shares(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether all examples share what the module is handed."""
+        if self._paused or not self.dims or module in self.dims:
+            return module in self.shared and not self._paused
+        tensors = tensors_in((args, kwargs))  # it did not run when the examples were located
+        return all(t.shape[0] == 1 != self.rows for t in tensors)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
@@ -472,8 +454,11 @@ class Engine:
             captured.clear()
             uses = Uses(self.encoding.encode(found), total.clipping, self.encoding.like(parameters), device)
             del found
-            norms = uses.norms().mul_(scale).float()
-            short = examples == 0 or float(norms.amax()) < FADES  # not so, either, if one is no number
+            norms, longest = uses.norms()
+            norms = norms.mul_(scale).float()
+            # Not so, either, if one is no number.
+            longest = longest * scale if isinstance(scale, float) else float(norms.amax()) if examples else 0.0
+            short = longest < FADES
             total.count(norms)
             if self._rows_checked < ROW_CHECKS:
                 self._rows_checked += examples > 1

@@ -20,13 +20,16 @@ Sink = Callable[[Tensor, tuple[Tensor, ...]], None]
 First = Callable[[Tensor, tuple[Tensor, ...]], bool]  # the same, and whether it is the first in its backward pass
 
 _ZERO = torch.zeros(())
+_NOTHING = nullcontext()
 _ROWS = "hoarfrost rows"  # of what is noted on a node
 
 
 def at_full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Without autocast: a backward() inside of it must not round norms and sums to half precision."""
     # To enter a context takes as long as a small layer's arithmetic, and mostly there is nothing to switch off.
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
+        return _NOTHING
+    return torch.autocast(device.type, enabled=False)
 
 
 _twice = False

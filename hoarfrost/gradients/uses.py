@@ -38,18 +38,20 @@ class Uses:
         self.examples = next(iter(uses.values())).examples
         self._parts = [_Part(name, use, clipping.block_of[name], like[name].device) for name, use in uses.items()]
 
-    def norms(self) -> Tensor:
-        """[examples, blocks], float64."""
+    def norms(self) -> tuple[Tensor, float]:
+        """[examples, blocks], float64, and the largest of them."""
         squares = self._squares()
-        if self.examples == 0 or math.isfinite(squares.amax()):
-            return squares.sqrt()
+        longest = float(squares.amax()) if self.examples else 0.0
+        if longest < math.inf:
+            return squares.sqrt(), math.sqrt(longest)
         # Squares overflow in float32 long before gradients do, and under a mean loss the number of examples decides
         # where. Norms that can be told exactly are: whether an example counts must not hang on the others.
         lost = (~squares.isfinite().all(1)).nonzero().squeeze(1)
         exact = torch.zeros((len(lost), squares.shape[1]), dtype=torch.float64, device=self.device)
         for part in self._parts:
             exact[:, part.block] += part.use.exact_squared_norms(lost.to(part.device)).to(exact)
-        return squares.index_copy(0, lost, exact).sqrt_()
+        norms = squares.index_copy(0, lost, exact).sqrt_()
+        return norms, float(norms.amax())
 
     def _squares(self) -> Tensor:
         """As far as float32 has room for them."""
@@ -75,7 +77,8 @@ class Uses:
         Args:
             last: nothing more is asked for: what was summed may go.
         """
-        columns, todo = weights.unbind(1), deque(self._parts)
+        columns = weights.unbind(1) if weights.shape[1] > 1 else (weights.squeeze(1),)
+        todo = deque(self._parts)
         if last:
             self._parts = []
         while todo:

@@ -30,11 +30,21 @@ def watch(optimizer: PrivateOptimizer) -> None:
     _private.add(optimizer)
 
 
+def step(inner: Optimizer) -> None:
+    """A private optimizer takes this one's step, of which nothing need be asked."""
+    before, _hook.own = _hook.own, inner
+    try:
+        inner.step()
+    finally:
+        _hook.own = before
+
+
 class _Hook:
     """Asked before every step of every optimizer, once there is a private one."""
 
     def __init__(self) -> None:
         self._installed = False
+        self.own: Optimizer | None = None
 
     def install(self) -> None:
         if not self._installed:
@@ -42,12 +52,12 @@ class _Hook:
             self._installed = True
 
     def __call__(self, stepping: Optimizer, args: Any, kwargs: Any) -> None:
-        if stepping in _private:
+        if stepping is self.own or stepping in _private:
             return
         inner = any(stepping is private.inner for private in _private)
         for private in _private:
             bare = all(p.grad is None for p in private.parameters.values())
-            if stepping is private.inner and bare and not private.stepping:
+            if stepping is private.inner and bare:
                 raise NotPrivate(
                     "step() of the optimizer that was handed to make_private: it finds no gradients, and moves "
                     "nothing. Use the private one in the loop: model, optimizer, loader = private"

@@ -63,7 +63,6 @@ class PrivateOptimizer(Optimizer):
         self.controller: FreezeController | None = None  # if anything is frozen
         self.ended = False  # a later stage has taken over the model
         self.stepped = False  # whether the last step() was a real one, or waits for further chunks of its batch
-        self.stepping = False  # whether a real one is under way
         self._rates: list[float] | None = None  # of learning, at the last step() that was none
         self._rates_told = False
         self.others_told = False  # that something else is trained on the loader's batches
@@ -187,7 +186,7 @@ class PrivateOptimizer(Optimizer):
                 self.account.charge()
                 self._set_gradients(total)
                 with self._guard(), _learning_rates_times(total.clipping.learning_rate, self.inner):
-                    self._step_inner()
+                    other_optimizers.step(self.inner)
                 if self.controller is not None:
                     self.controller.live_shares += self.controller.live_share
                 self.account.commit()
@@ -200,13 +199,6 @@ class PrivateOptimizer(Optimizer):
                 "a later stage (make_private(..., after=this run)) trains this model now: its weights have more behind "
                 "them than this run knows. Go on with, and save, what that make_private returned"
             )
-
-    def _step_inner(self) -> None:
-        self.stepping = True
-        try:
-            self.inner.step()
-        finally:
-            self.stepping = False
 
     def _learning_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.inner.param_groups if "lr" in group]

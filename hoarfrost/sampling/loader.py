@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hoarfrost import validate
 from hoarfrost.epochs import first_step
 from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Keystream
+from hoarfrost.sampling.at_once import loader_of
 from hoarfrost.sampling.draws import Draws, brought
 from hoarfrost.sampling.empty import empty_batch_of
 from hoarfrost.sampling.lengths import lengths_of
@@ -139,7 +140,9 @@ class PoissonLoader:
         self._other_draws = 0  # Poisson batches besides those of the steps
         # One DataLoader for the whole run, so that persistent workers persist; each iteration has its own draws.
         self._batches = _Batches()
-        self._loader: DataLoader = DataLoader(self.dataset, batch_sampler=self._batches, **loader_settings(data))
+        settings = loader_settings(data)
+        self._collate: Callable[[list[Any]], Any] = settings.get("collate_fn", default_collate)
+        self._loader = loader_of(self.dataset, batch_sampler=self._batches, **settings)
         self._rows = Rows(self.collate, self.dataset, together, batch_first)
 
     def __len__(self) -> int:
@@ -179,7 +182,7 @@ class PoissonLoader:
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
         """What makes a batch of examples."""
-        return self._loader.collate_fn
+        return self._collate
 
     @property
     def seeded(self) -> bool:

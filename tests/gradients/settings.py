@@ -78,7 +78,9 @@ class Relative(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1])
+        causal = torch.ones(1, 1, len(places), len(places)).tril() > 0  # made of nothing that is followed
         bias = 3 * self.distances((places[:, None] - places).abs().clamp(max=6)).permute(2, 0, 1).unsqueeze(0)
+        bias = torch.where(causal, bias, -9.0)
         h = self.tokens(x).unflatten(2, (2, 3)).transpose(1, 2)
         if self.fused:
             mixed = F.scaled_dot_product_attention(h, h, h, attn_mask=bias)

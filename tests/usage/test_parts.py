@@ -32,34 +32,3 @@ def test_a_part_that_is_called_by_itself_is_told_to_call_the_whole() -> None:
 def test_an_optimizer_cannot_be_copied(copied: object) -> None:
     with pytest.raises(NotPrivate, match=r"copied or pickled.*state_dict\(\)"):
         copied(private().optimizer)  # type: ignore[operator]
-
-
-class Scale(nn.Module):
-    """Returns something that is made of its own parameter alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.layer = nn.Parameter(torch.zeros(2)), nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layer(x), self.scale.exp()
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Scale()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, scale = self.inner(x)
-        return x * scale
-
-
-def test_a_parameter_that_leaves_its_module_is_not_trained_on_nothing() -> None:
-    model = Scaled()
-    data = TensorDataset(torch.randn(20, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = hoarfrost.make_private(model, optimizer, data, batch_size=20, noise_multiplier=1.0, delta=1e-5)
-    (x,) = next(iter(loader))
-    with pytest.raises(NotPrivate, match=r"inner \(Scale\) uses its own parameter scale in what it returns"):
-        model(x).square().mean().backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from hoarfrost.gradients.contributions.base import Contribution
@@ -21,8 +22,12 @@ class Dense(Contribution):
         return squares(self.gradients)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.gradients.flatten(1) if self.gradients.dim() > 1 else self.gradients[:, None]
-        return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
+        written = self.gradients
+        weights = weights if weights.dtype == written.dtype else weights.to(written.dtype)
+        if written.dim() == 2:
+            return torch.mv(written.t(), weights)
+        flat = written.flatten(1) if written.dim() > 1 else written[:, None]
+        return (weights @ flat).view(written.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.gradients

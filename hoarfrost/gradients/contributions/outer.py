@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -28,28 +26,37 @@ class Outer(Contribution):
         self.a, self.g = at_least_float32(a), at_least_float32(g)
         self.examples = a.shape[0]
         self._written: Tensor | None = None
+        self._g_squares: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
-        positions, p, d = self.a.shape[1], self.a.shape[2], self.g.shape[2]
+        _, positions, p = self.a.shape
         if positions == 1:
             return _upwards(squares(self.a), underflow(self.a)) * _upwards(self.g_squares, underflow(self.g))
+        d = self.g.shape[2]
         if costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type)) == "gram":
             return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
         written = buffers.lend(self, (self.examples, d, p), self.a)
         self._written = torch.bmm(self.g.mT, self.a, out=written)
         return squares(self._written)
 
-    @cached_property
+    @property
     def g_squares(self) -> Tensor:
         """‖g‖² of each example, which are a bias's squared norms, too, where there is one position."""
-        return squares(self.g)
+        if self._g_squares is None:  # no cached_property, which takes a lock
+            self._g_squares = squares(self.g)
+        return self._g_squares
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
-        column = weights.to(self.a.dtype).view(-1, 1, 1)
-        a, g = (self.a * column, self.g) if self.a.shape[2] < self.g.shape[2] else (self.a, self.g * column)
-        return g.reshape(-1, g.shape[2]).T @ a.reshape(-1, a.shape[2])
+        a, g = self.a, self.g
+        column = (weights if weights.dtype == a.dtype else weights.to(a.dtype)).view(-1, 1, 1)
+        p, d = a.shape[2], g.shape[2]
+        if p < d:
+            a = a * column
+        else:
+            g = g * column
+        return torch.mm(g.reshape(-1, d).t(), a.reshape(-1, p))
 
     def instantiate(self) -> Tensor:
         return torch.bmm(self.g.mT, self.a)

@@ -15,6 +15,7 @@ ROUNDING = 1e-6
 WRITTEN_AT_ONCE = 1 << 24
 SHORT = 1024  # numbers that are squared and added up in float32
 FEW = 1 << 14  # numbers that are squared in float64, which needs a copy, but fewer calls
+_BUT_THE_FIRST = [tuple(range(1, dims)) for dims in range(32)]
 TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
 
@@ -30,7 +31,7 @@ def squares(t: Tensor) -> Tensor:
     Short sums are added up in float64. What underflows when it is squared in float32 is lost (`underflow`).
     """
     if t.numel() <= FEW and t.dim() > 1:
-        few: Tensor = torch.linalg.vector_norm(t, dim=tuple(range(1, t.dim())), dtype=torch.float64)
+        few: Tensor = torch.linalg.vector_norm(t, dim=_BUT_THE_FIRST[t.dim()], dtype=torch.float64)
         return few.square_()
     rows = t.flatten(1) if t.dim() > 1 else t[:, None]
     whole = rows.shape[1] // SHORT * SHORT

@@ -171,8 +171,8 @@ class Chain:
         first = drew[min(drew)]
         return (
             f"{self._names[first]} ({type(first).__name__}) draws random numbers, so that what comes after it is "
-            "another thing in every epoch. Dropout in what is frozen is switched off by its eval(), after model.train(), or by "
-            "the model's configuration (a rate of 0)"
+            "another thing in every epoch. eval() of what is frozen, after model.train(), switches its dropout off; so "
+            "does a rate of 0 in the model's configuration"
         )
 
     def why_not(self) -> str:

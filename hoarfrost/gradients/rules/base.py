@@ -81,9 +81,6 @@ class Recorder(Protocol):
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
 
-    def looked_up(self, module: nn.Module, index: Tensor) -> Tensor | None:
-        """What a lookup that all examples share gives, if its table is followed to where it meets examples."""
-
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""
 
@@ -109,7 +106,7 @@ class Rule(ABC):
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         """The parameters that it records: the module's own, or those of inner modules, too."""
-        return module.parameters(recurse=False)
+        return [p for p in module._parameters.values() if p is not None]
 
     def check(self, module: nn.Module, name: str) -> None:  # noqa: B027 - most layers have nothing to refuse
         """Refuses, by name and with the fix, settings that cannot be private. Asked at every call."""
@@ -263,5 +260,6 @@ def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotP
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
         f"{rows} examples of this batch, so its gradients cannot be attributed to individual examples. Keep the "
         f"examples in a dimension of their own (no flattening with others), and expand what they share: "
-        f"x.expand({rows}, ...)."
+        f"x.expand({rows}, ...). Where a layer is given some rows alone (experts), run it on all examples, and weigh "
+        "what comes out: gate[:, k, None] * expert(x)."
     )

@@ -18,6 +18,18 @@ def steps_in(epochs: float, sample_rate: float) -> int:
     return round(_quotient(epochs, sample_rate))
 
 
+def steps_of(epochs: float | None, steps: int | None, sample_rate: float) -> int | None:
+    """How long a run is, by either of them; None without a limit.
+
+    >>> steps_of(2, None, sample_rate=0.3), steps_of(None, 5, sample_rate=0.3)
+    (7, 5)
+    """
+    if epochs is None:
+        return steps
+    validate.positive(epochs=epochs)
+    return max(1, steps_in(epochs, sample_rate))
+
+
 def first_step(epoch: float, sample_rate: float) -> int:
     """The step (from 0) that an epoch (from 0) begins with, rounded up.
 

@@ -24,6 +24,9 @@ class RunInfo:
         ordered: False before the model has run: then the layers are in the order in which it lists them.
         noise_multiplier: of every step.
         expected_batch: what clipped sums are divided by.
+        head: the parameters that turn what the model has computed into its output (`head_of`); none if that is not
+            clear.
+        pretrained: whether the model says that its weights were loaded (`says_pretrained`); None if it does not say.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -34,6 +37,8 @@ class RunInfo:
     ordered: bool = True
     noise_multiplier: float = 1.0
     expected_batch: float = 1.0
+    head: tuple[str, ...] = ()
+    pretrained: bool | None = None
 
     def epoch_of(self, step: int) -> int:
         """The epoch that a step belongs to, both counted from 0."""
@@ -56,6 +61,33 @@ def layers_of(
         placed.update(layer)
         layers += [layer] if layer else []
     return tuple(layers)
+
+
+def head_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """The parameters of a model's head, by name.
+
+    Of a model that says which part of it is the trunk (those of transformers do) all others; nothing if there are none,
+    as in language models whose last matrix is that of the first layer. Of any other model the last module's that has
+    parameters, as the model lists them; nothing if it is the only one.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> head_of(model, dict(model.named_parameters()))
+    ('2.weight', '2.bias')
+    """
+    trunk = getattr(model, "base_model_prefix", None)
+    if isinstance(trunk, str) and trunk:
+        # Wrapped for adapters, its names have something in front.
+        inside = [name for name in parameters if f".{trunk}." in f".{name}"]
+        return tuple(name for name in parameters if name not in inside) if inside else ()
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
+    last = tuple(name for name in parameters if name.rpartition(".")[0] == modules[-1])
+    return last if len(modules) > 1 else ()
+
+
+def says_pretrained(model: nn.Module) -> bool | None:
+    """Whether a model of transformers was made with ``from_pretrained``, as far as its config says it."""
+    origin = getattr(getattr(model, "config", None), "name_or_path", None)
+    return bool(origin) if isinstance(origin, str) else None
 
 
 def _in_order(model: nn.Module, used: Sequence[nn.Module]) -> list[nn.Module]:

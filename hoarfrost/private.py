@@ -14,9 +14,10 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
-from hoarfrost.budget import Account, Plan, PlannedRelease
+from hoarfrost.budget import Account, Event, Plan, PlannedRelease, PlannedShare, Wanted
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.clipping.base import check_clipper
+from hoarfrost.epochs import steps_of
 from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.freezing.base import check_freezer
@@ -27,7 +28,7 @@ from hoarfrost.gradients.frozen_cache import FrozenCache
 from hoarfrost.gradients.independence import LossFunction
 from hoarfrost.gradients.state import check_patterns
 from hoarfrost.gradients.structure import tell_of_other_processes
-from hoarfrost.info import RunInfo, layers_of
+from hoarfrost.info import RunInfo, head_of, layers_of, says_pretrained
 from hoarfrost.mechanism import GaussianMechanism
 from hoarfrost.noise import Noise
 from hoarfrost.optim import PrivateOptimizer
@@ -142,7 +143,8 @@ def make_private(
     plan = Plan.solve(
         size=loader.poisson.size, sample_rate=rate, delta=delta, epochs=epochs, steps=steps, epsilon=epsilon,
         noise_multiplier=noise_multiplier, accountant=accountant, unit=loader.unit,
-        releases=planned_releases(freeze, data, model, parameters, rate),
+        releases=planned_releases(freeze, data, model, parameters, rate, steps_of(epochs, steps, rate)),
+        spent=spent_before(freeze),
     )  # fmt: skip
     if plan.delta_advice:
         warnings.warn(plan.delta_advice, stacklevel=2)
@@ -196,6 +198,8 @@ def assemble(
     parameters = trained_parameters(model, optimizer)
     noise = Noise(seed)
     account = Account(plan, run=run, seeded=noise.seeded, after=after)
+    for snapshot in () if freeze is None else freeze.spent():
+        account.learn(snapshot)
     engine = Engine(
         model, parameters, check_clipper(clip), loss_reduction=loss_reduction, views=loader.views,
         batch_first=loader.batch_first, tickets=loader.tickets, step=lambda: account.steps_taken,
@@ -207,6 +211,7 @@ def assemble(
         expected_batch=plan.expected_batch,
     )  # fmt: skip
     private = Private(model, private_optimizer, loader, account)
+    private.loss = loss
     before = {} if freeze is None else {name: p.detach().clone() for name, p in parameters.items()}
     # What cannot be is refused at once, as if any epsilon were spent at the beginning: what these weights may have
     # behind them is not known yet.
@@ -263,21 +268,33 @@ def planned_releases(
     model: nn.Module,
     parameters: dict[str, nn.Parameter],
     sample_rate: float,
-) -> tuple[PlannedRelease, ...]:
+    steps: int | None,
+) -> tuple[Wanted, ...]:
     """What the freezer will release; refuses one that has learned from the private data unnoticed."""
     if freeze is None:
         return ()
     shapes = {name: p.shape for name, p in parameters.items()}
-    info = RunInfo(shapes, layers_of(model, (), parameters), sample_rate=sample_rate, ordered=False)
+    info = RunInfo(
+        shapes, layers_of(model, (), parameters), steps=steps, sample_rate=sample_rate, ordered=False,
+        head=head_of(model, parameters), pretrained=says_pretrained(model),
+    )  # fmt: skip
     releases = tuple(check_freezer(freeze).releases(info))
-    if not all(isinstance(release, PlannedRelease) for release in releases):
-        raise InvalidValue(f"releases() of {freeze!r} are PlannedRelease(...), not {releases!r}")
+    if not all(isinstance(release, PlannedRelease | PlannedShare) for release in releases):
+        raise InvalidValue(f"releases() of {freeze!r} are PlannedRelease(...) or PlannedShare(...), not {releases!r}")
     if any(shares_data(public, data) for public in freeze.public()):
         raise NotPrivate(
             f"{freeze!r} has learned from the private data set itself, or from a part of it: what is pruned would tell "
             "about it. Take public data, or say private=False, and nothing is private"
         )
     return releases
+
+
+def spent_before(freeze: Freezer | None) -> tuple[Event, ...]:
+    """What was spent for what the freezer was told."""
+    snapshots = () if freeze is None else freeze.spent()
+    counters = {id: event for each in snapshots for id, event in each.counters.items()}
+    releases = {id: event for each in snapshots for id, event in each.releases.items()}
+    return (*(event for event in counters.values() if event.steps), *releases.values())
 
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

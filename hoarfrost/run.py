@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from hoarfrost import budget
 from hoarfrost.budget import Account, Allowance, Gaussian, Plan
 from hoarfrost.errors import Diverged, NotPrivate
+from hoarfrost.freezing import Freezer
 from hoarfrost.gradients.frozen_cache import FrozenCache
-from hoarfrost.info import RunInfo, layers_of
+from hoarfrost.info import RunInfo, head_of, layers_of, says_pretrained
 from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
 from hoarfrost.query import Query
@@ -32,6 +33,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
     def __init__(self, model: nn.Module, optimizer: PrivateOptimizer, loader: PoissonLoader, account: Account) -> None:
         self.model, self.optimizer, self.loader, self.account = model, optimizer, loader, account
         self.frozen_cache: FrozenCache | None = None  # what it holds is private
+        self.loss: Callable[[Any, Any], Tensor] | None = None  # of output and batch, if make_private was told
         self._info: RunInfo | None = None
         self.loader.on_batch = self._begin_batch
         self.account.on_change = self._follow_account
@@ -48,6 +50,31 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
             "a private run cannot be copied or pickled: two of it would take the same steps. Use save() and load(), or "
             "copy the model alone"
         )
+
+    # Before the loop.
+
+    def prepare(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Makes the releases of the freezer's own that are due: what it wants to know of the data before it is trained.
+
+        Otherwise they are made when the loop asks for its first batch, which then takes as long. Call it after `load`:
+        what a checkpoint knows is not asked again. Nothing happens if nothing is due.
+
+        Args:
+            after_each: called after each release: a place to save a checkpoint, so that a crash costs one of them only.
+
+        Guarantees:
+            Each release is charged for before the data is looked at. It counts as no step, and nothing of it is counted
+            by schedulers or trainers.
+        """
+        self.optimizer.refuse_ended()
+        check_finite(self.model, self.steps_taken)
+        self._make_due_releases(after_each)
+
+    @property
+    def freezer(self) -> Freezer | None:
+        """What decides which coordinates are live: this run's own, which knows what was found."""
+        controller = self.optimizer.controller
+        return None if controller is None else controller.freezer
 
     # What was planned and what was spent.
 
@@ -177,6 +204,16 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
 
         checkpoint.save(path, self, scheduler=scheduler)
 
+    def check_savable(self) -> None:
+        """Refuses to save what is not fit for it; for who saves weights and the optimizer's state by other means.
+
+        Guarantees:
+            Weights are finite, only the optimizer has changed them, and examples do not meet in the model.
+        """
+        check_finite(self.model, self.steps_taken)
+        self.optimizer.engine.prober.at_a_save()
+        self.optimizer.engine.state.check(everything=True)
+
     def load(self, path: str | Path, *, scheduler: LRScheduler | None = None) -> None:
         """Goes on from a checkpoint that `save` wrote, with new noise and new batches.
 
@@ -210,6 +247,8 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
                 ordered=bool(engine.order),
                 noise_multiplier=self.noise_multiplier,
                 expected_batch=self.expected_batch,
+                head=head_of(self.model, self.optimizer.parameters),
+                pretrained=says_pretrained(self.model),
             )
         return self._info
 
@@ -231,7 +270,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         self.optimizer.engine.state.settle()  # what the loop sets from here on may have seen the batch
         self.account.reserve()
 
-    def _make_due_releases(self) -> None:
+    def _make_due_releases(self, after_each: Callable[[], None] = lambda: None) -> None:
         """Hands the freezer its way to the data, if a release of its own is due; it is charged for first."""
         controller = self.optimizer.controller
         for number, planned in enumerate(self.plan.releases):
@@ -239,9 +278,10 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
             if due and controller is not None and isinstance(planned.event, Gaussian) and planned.event.steps:
                 with self.account.release(planned.event, planned.what, number=number):
                     engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
-                    query = Query(planned.event, self.model, self.loader, noise, engine.paused)
+                    query = Query(planned.event, self.model, self.loader, noise, engine.paused, self.loss)
                     controller.freezer.prepare(number, query, self.info())
                     engine.state.refer()  # what it set was paid for
+                after_each()
 
 
 @torch.no_grad()

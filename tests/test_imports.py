@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "hoarfrost"
 # A room is a folder or a file below `hoarfrost`. Rooms in one line do not import each other.
 ORDER = """
-errors nested groups
+errors nested groups calls
 validate untrusted masks tickets losses
 epochs files registry noise columns
 info budget models data measure
@@ -25,6 +25,7 @@ checkpoint
 stages
 private
 train
+hf lightning
 audit
 testing
 cli

@@ -87,6 +87,7 @@ class StepHarness:
         )  # fmt: skip
         if isinstance(freeze, ByFreezer) and self._private.optimizer.controller is not None:
             freeze.freezer = self._private.optimizer.controller.freezer  # the run's own copy, which observes releases
+        self._private.prepare()  # what a freezer wants to find out: here nothing, for nothing is in the data yet
         self._seen = LastRelease()
         self._private.observe(self._seen)
         # Before its step: some optimizers reuse the gradient's memory.

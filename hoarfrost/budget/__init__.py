@@ -17,8 +17,10 @@ from hoarfrost.budget.key import make_key as make_key
 from hoarfrost.budget.key import read_key as read_key
 from hoarfrost.budget.ledger import Ledger as Ledger
 from hoarfrost.budget.plan import Plan as Plan
-from hoarfrost.budget.plan import PlannedRelease as PlannedRelease
 from hoarfrost.budget.readout import Readout as Readout
+from hoarfrost.budget.shares import PlannedRelease as PlannedRelease
+from hoarfrost.budget.shares import PlannedShare as PlannedShare
+from hoarfrost.budget.shares import Wanted as Wanted
 from hoarfrost.budget.snapshot import Counters as Counters
 from hoarfrost.budget.snapshot import Snapshot as Snapshot
 from hoarfrost.budget.statement import Statement as Statement

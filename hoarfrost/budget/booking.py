@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hoarfrost.budget.allowance import Allowance
 from hoarfrost.budget.events import Release, Unprotected, as_gaussian
-from hoarfrost.budget.plan import PlannedRelease
+from hoarfrost.budget.shares import PlannedRelease
 
 
 def admit(run: Allowance, event: Release, what: str, id: str) -> Allowance:

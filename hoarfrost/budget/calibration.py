@@ -1,7 +1,7 @@
 """The inverse questions: how much noise, or how many steps, a budget allows."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from dp_accounting import get_sigma_gaussian
@@ -25,6 +25,7 @@ def noise_multiplier(
     steps: int,
     accountant: Accountant = "pld",
     after: Event | Iterable[Event] = (),
+    also: Callable[[float], Iterable[Event]] = lambda noise_multiplier: (),
 ) -> float:
     """The smallest noise multiplier with which `steps` steps stay within `epsilon`.
 
@@ -34,10 +35,11 @@ def noise_multiplier(
         steps: how many steps will be taken.
         accountant: "pld" or "rdp", as for `epsilon`.
         after: releases that share the budget: made before, or planned besides these steps.
+        also: further ones whose noise follows from that of the steps, and grows with it.
 
     Guarantees:
-        `epsilon` of the steps with the returned noise and of `after` together is at most the budget, not by a rounding
-        error above it. The noise is not wasteful either: a thousandth less of it would exceed the budget.
+        `epsilon` of the steps with the returned noise, of `after` and of `also` together is at most the budget, not by
+        a rounding error above it. The noise is not wasteful either: a thousandth less of it would exceed the budget.
 
     >>> sigma = noise_multiplier(epsilon=3.0, delta=1e-5, sample_rate=0.02, steps=2000)
     >>> round(sigma, 2)
@@ -53,7 +55,7 @@ def noise_multiplier(
 
     def cost(sigma: float, points: float) -> float:
         planned = Gaussian(noise_multiplier=sigma, sample_rate=sample_rate, steps=steps)
-        return bound((*others, planned), delta, accountant, points)
+        return bound((*others, *also(sigma), planned), delta, accountant, points)
 
     def search(guess: float, points: float, tolerance: float) -> float | None:
         return Search(

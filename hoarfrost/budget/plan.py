@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hoarfrost import validate
 from hoarfrost.budget.accountant import Accountant, check_accountant
-from hoarfrost.budget.calibration import noise_multiplier as noise_multiplier_for
 from hoarfrost.budget.calibration import steps as steps_for
 from hoarfrost.budget.events import Event, Gaussian, Release, Unprotected, gathered, noisy
+from hoarfrost.budget.shares import PlannedRelease, PlannedShare, Shares, Wanted, with_noise_of
 from hoarfrost.budget.statement import EXAMPLE, Statement, check_unit, counted
-from hoarfrost.epochs import check_steps, rate_of, steps_in
+from hoarfrost.epochs import check_steps, rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 
 NEEDS_LENGTH = "epsilon= needs to know how long the run is: give epochs= or steps="
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedRelease:
-    """A release in addition to the steps.
-
-    Args:
-        event: what is released, and how noisily.
-        what: what it is for, in words for whoever reads the ledger. Not its identity: see `Account.release`.
-        step: it is made before the batch of this step (from 0) is drawn.
-
-    >>> print(PlannedRelease(event=Gaussian(noise_multiplier=5.0), what="layer scores"))
-    layer scores: 1 step on all examples with noise multiplier 5
-    """
-
-    event: Release
-    what: str
-    step: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.event, Release):
-            raise InvalidValue(f"a planned release is Gaussian(...) or Unprotected(...), got {self.event!r}")
-        if not isinstance(self.what, str):
-            raise InvalidValue(f"what a release is for is a text, got {self.what!r}")
-        validate.count(step=self.step)
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.event}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +73,8 @@ class Plan:
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         accountant: Accountant = "pld",
-        releases: Iterable[PlannedRelease] = (),
+        releases: Iterable[Wanted] = (),
+        solved: Sequence[Release] = (),
         taken: int = 0,
         spent: Event | Iterable[Event] = (),
         unit: str = EXAMPLE,
@@ -112,7 +85,9 @@ class Plan:
             batch_size, sample_rate: one of them.
             epochs, steps: at most one of them; needed to calibrate for ``epsilon``.
             epsilon, noise_multiplier: one of them.
-            releases: further ones that the noise of the steps has to leave room for.
+            releases: further ones that the noise of the steps has to leave room for; or that are told what share of
+                epsilon they may spend (`PlannedShare`).
+            solved: with ``noise_multiplier``: what the releases were in a plan that was solved before.
             taken, spent: steps that the weights already have, and what was spent on them: the noise is calibrated for
                 the remaining steps and the remaining budget.
             unit: "one example", or "one person": then N counts people.
@@ -135,22 +110,22 @@ class Plan:
             raise InvalidValue("give either epochs= or steps=, not both")
         if epsilon is not None and epochs is None and steps is None:
             raise InvalidValue(NEEDS_LENGTH)
-        if epochs is not None:
-            validate.positive(epochs=epochs)
-            steps = max(1, steps_in(epochs, rate))
+        steps = steps_of(epochs, steps, rate)
         if steps is not None:
             check_steps(steps)
         validate.count(taken=taken)
-        planned = tuple(releases)
-        if not all(isinstance(release, PlannedRelease) for release in planned):
-            raise InvalidValue(f"releases are PlannedRelease(...), got {planned!r}")
+        wanted = tuple(releases)
+        if not all(isinstance(release, PlannedRelease | PlannedShare) for release in wanted):
+            raise InvalidValue(f"releases are PlannedRelease(...) or PlannedShare(...), got {wanted!r}")
         if noise_multiplier is None:
             assert epsilon is not None
             assert steps is not None
-            others = (*gathered(spent), *(release.event for release in planned))
-            noise_multiplier = noise_multiplier_for(
-                epsilon, delta, rate, max(1, steps - taken), accountant, after=noisy(others)
-            )
+            noise_multiplier, planned = Shares(
+                epsilon=epsilon, delta=delta, sample_rate=rate, steps=max(1, steps - taken), accountant=accountant,
+                spent=gathered(spent),
+            ).solve(wanted)  # fmt: skip
+        else:
+            planned = with_noise_of(wanted, solved)
         return cls(
             size=size, sample_rate=rate, noise_multiplier=noise_multiplier, delta=delta, steps=steps, taken=taken,
             epsilon=epsilon, accountant=accountant, releases=planned, unit=unit,

@@ -12,6 +12,7 @@ from hoarfrost.cli.errors import OneLineErrorGroup
 from hoarfrost.cli.ledger import app as ledger
 from hoarfrost.cli.measure import app as measure
 from hoarfrost.cli.recipe import app as recipe
+from hoarfrost.cli.select import select
 from hoarfrost.cli.train import train
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(select)
 app.command()(audit)
 app.add_typer(budget, name="budget")
 app.add_typer(ledger, name="ledger")

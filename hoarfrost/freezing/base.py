@@ -14,7 +14,7 @@ from hoarfrost.info import RunInfo
 from hoarfrost.masks import Live, intersect, resolve_mask
 
 if TYPE_CHECKING:
-    from hoarfrost.budget import PlannedRelease
+    from hoarfrost.budget import Snapshot, Wanted
     from hoarfrost.query import Query
 
 
@@ -75,10 +75,11 @@ class Freezer(ABC):
         """For a run of its own: itself, or a copy if it keeps something from `start` on."""
         return self
 
-    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+    def releases(self, info: RunInfo) -> tuple[Wanted, ...]:
         """What it will release of its own, and before which step; said before anything is read.
 
-        The noise of the steps is calibrated for what these leave of the budget, and a ledger keeps room for them. A
+        The noise of the steps is calibrated for what these leave of the budget, and a ledger keeps room for them. Who
+        says what share of epsilon they may have, and not their noise, states `hoarfrost.budget.PlannedShare`. A
         freezer that ignores the data releases nothing. What was taken from private data without noise is stated as
         `hoarfrost.budget.Unprotected`: nothing is private then, and every statement says so.
         """
@@ -92,6 +93,14 @@ class Freezer(ABC):
         this state does not look again.
         """
         raise InvalidValue(f"{self!r} declares a release, and has no prepare() that makes it")
+
+    def spent(self) -> tuple[Snapshot, ...]:
+        """What was spent on the private data, before this run, for what it was told.
+
+        It counts in the run as if the run had released it, in epsilon, in what the noise of the steps is calibrated
+        for, and in the ledger, which is charged once for each id.
+        """
+        return ()
 
     def public(self) -> tuple[object, ...]:
         """Data sets that it has learned from without privacy, since it was told that they are public."""
@@ -159,7 +168,7 @@ class Both(Freezer):
         for n, part in enumerate(self.parts):
             part.load_state({k.removeprefix(f"{n}."): v for k, v in state.items() if k.startswith(f"{n}.")})
 
-    def releases(self, info: RunInfo) -> tuple[PlannedRelease, ...]:
+    def releases(self, info: RunInfo) -> tuple[Wanted, ...]:
         return tuple(release for part in self.parts for release in part.releases(info))
 
     def prepare(self, number: int, query: Query, info: RunInfo) -> None:
@@ -168,6 +177,9 @@ class Both(Freezer):
             if number < own:
                 return part.prepare(number, query, info)
             number -= own
+
+    def spent(self) -> tuple[Snapshot, ...]:
+        return tuple(each for part in self.parts for each in part.spent())
 
     def public(self) -> tuple[object, ...]:
         return tuple(data for part in self.parts for data in part.public())

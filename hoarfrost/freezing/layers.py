@@ -99,9 +99,9 @@ class Layers(Freezer):
     def frozen(self, info: RunInfo) -> frozenset[str]:
         """The parameters that are frozen, once it begins."""
         if self.names is not None:
-            return frozenset(name for pattern in self.names for name in _matching(pattern, info))
+            return frozenset(name for pattern in self.names for name in matching(pattern, info))
         if self.train is not None:
-            return frozenset(info.shapes) - {name for pattern in self.train for name in _matching(pattern, info)}
+            return frozenset(info.shapes) - {name for pattern in self.train for name in matching(pattern, info)}
         if not info.ordered:
             raise InvalidValue(
                 "which layers come first is not known before the model has run on a batch. Run it on empty batches, "
@@ -131,7 +131,7 @@ class Layers(Freezer):
         return {name: name not in frozen for name in info.shapes}
 
 
-def _matching(pattern: str, info: RunInfo) -> list[str]:
+def matching(pattern: str, info: RunInfo) -> list[str]:
     """Parameters whose name, or the name of a module they are in, matches."""
     found = []
     for name in info.shapes:

@@ -156,8 +156,7 @@ class Engine:
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.ruled = tuple(rules)  # the modules that run by a rule
-        root = Root(self, self.model)
-        self.model.forward, self.plain_forward = root, root.original
+        self.root = self.model.forward = Root(self, self.model)
         self.structure = Structure(self.model)
         self.state.attach()
 

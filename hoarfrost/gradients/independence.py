@@ -8,7 +8,7 @@ S(B) - S(B without i) must be S({i}), and replacing i by r must add S({r}) - S({
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hoarfrost.calls import call, own_loss
 from hoarfrost.errors import InvalidValue, NotPrivate
 from hoarfrost.gradients.forward import Wrapped
 from hoarfrost.gradients.held_still import held_still
@@ -157,8 +158,8 @@ class _Check:
         """S of these examples, for every parameter."""
         self.begin(seed)
         batch, rows = self._batch(members)
-        output = _call(self.model, batch)
-        value = self.loss(output, batch) if self.loss is not None else _own_loss(output)
+        output = call(self.model, batch)
+        value = self.loss(output, batch) if self.loss is not None else own_loss(output)
         if value is None:
             value = self._made_up_losses(output, rows)
         if not isinstance(value, Tensor) or (value.dim() and value.shape != (rows,)):
@@ -290,22 +291,8 @@ class _Check:
                 module.register_forward_hook(lambda _, args, output, name=name: note((name, False), output)),
             ]
         try:
-            _call(self.model, batch)
+            call(self.model, batch)
         finally:
             for hook in hooks:
                 hook.remove()
         return seen
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch[0] if isinstance(batch, tuple | list) else batch)
-
-
-def _own_loss(output: Any) -> Tensor | None:
-    """The loss that a model returns: alone, as `.loss`, under "loss", or before everything else."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if found is None:
-        found = output[0] if isinstance(output, tuple | list) and output else output
-    return found if isinstance(found, Tensor) and found.dim() == 0 else None

@@ -219,12 +219,14 @@ class Prober:
         engine, model = self.engine, self.engine.model
         engine.rows, engine.groups = few.rows, engine.sums.apart
         args, kwargs = few.arguments
-        # Through the model's own hooks, but not what they did to the arguments already.
+        # Through the model's own hooks, but not what they did to the arguments already; nor through what was put around
+        # its forward since (accelerate's autocast, one object, stays on for good if it is entered again within).
         hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
+        around, model.forward = model.forward, engine.root
         try:
             return nn.Module._call_impl(model, *args, **kwargs)
         finally:
-            model._forward_pre_hooks = hooks
+            model._forward_pre_hooks, model.forward = hooks, around
 
     def seed(self, kept: Kept, seed: int) -> None:
         """Sets all random numbers."""

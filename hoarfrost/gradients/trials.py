@@ -81,11 +81,13 @@ class Trials:
                 wave = torch.arange(1.0, p.numel() + 1, device=p.device).add(number).mul(2.3).sin()
                 p.data = (0.1 + 0.1 * wave).view(p.shape).to(p.dtype)
             self.kept.set_aside = {id(p) for p in closed}
+            torch.clear_autocast_cache()  # which has weights in half precision, as they were
             yield
         finally:
             self.kept.set_aside = set()
             for p, before in zip(closed, data, strict=True):
                 p.data = before
+            torch.clear_autocast_cache()
 
     def _differentiate(self, seen: Seen, few: Few, loud: int | None, scale: Any) -> None:
         """Sends made-up gradients into the model's outputs, and keeps what arrives at its layers."""

@@ -9,6 +9,7 @@ from hoarfrost.registry.types import Channels as Channels
 from hoarfrost.registry.types import ClipStyle as ClipStyle
 from hoarfrost.registry.types import Count as Count
 from hoarfrost.registry.types import FilePath as FilePath
+from hoarfrost.registry.types import FolderPath as FolderPath
 from hoarfrost.registry.types import Natural as Natural
 from hoarfrost.registry.types import NotNegative as NotNegative
 from hoarfrost.registry.types import Patterns as Patterns
@@ -17,6 +18,7 @@ from hoarfrost.registry.types import Probability as Probability
 from hoarfrost.registry.types import Rate as Rate
 from hoarfrost.registry.types import Real as Real
 from hoarfrost.registry.types import Share as Share
+from hoarfrost.registry.types import SomePatterns as SomePatterns
 from hoarfrost.registry.types import Text as Text
 from hoarfrost.registry.types import Whole as Whole
 from hoarfrost.registry.types import Widths as Widths

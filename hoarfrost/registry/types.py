@@ -34,7 +34,7 @@ class Label:
 
 @dataclass(frozen=True)
 class File:
-    """Marks the path of a file: `read_recipe` keeps it below the recipe's folder."""
+    """Marks the path of a file or a folder: `read_recipe` keeps it below the recipe's folder."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ Integer = Annotated[int, checked(up_to(10**18)), Label("whole number")]
 Natural = Annotated[int, checked(up_to(10**18), validate.not_negative), Label("whole number, 0 or above")]
 Text = Annotated[str, Field(max_length=1000), Label("text")]
 FilePath = Annotated[str, Field(max_length=1000), File(), Label("path of a file")]
+FolderPath = Annotated[str, Field(max_length=1000), File(), Label("path of a folder")]
 Widths = Annotated[tuple[Whole, ...], Field(max_length=MOST_ENTRIES)]
 Channels = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
 Patterns = Annotated[
     Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
+SomePatterns = Annotated[Sequence[Annotated[str, Field(max_length=200), Label("text")]], Field(max_length=MOST_ENTRIES)]
 
 ClipStyle = Annotated[Any, Chosen("clip")]
 
@@ -160,7 +162,7 @@ def described(annotation: Any) -> str:
         labels = [each.text for each in inner[1:] if isinstance(each, Label)]
         return labels[-1] if labels else described(inner[0])
     if origin is Literal:
-        return " or ".join(f'"{each}"' for each in inner)
+        return " or ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in inner)
     if origin in (Union, types.UnionType):
         return " or ".join(described(each) for each in inner if each is not type(None))
     if annotation is bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from hoarfrost import checkpoint
 from hoarfrost.budget import Gaussian, Statement
 from hoarfrost.errors import MissingExtra
+from hoarfrost.freezing.frost import frost_in
 from hoarfrost.measure import reliability_diagram
 from hoarfrost.recipes.loading import to_toml
 from hoarfrost.train import fingerprint, formatting
@@ -23,7 +25,7 @@ from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
 
 Status = Literal["running", "completed", "interrupted", "failed"]
-CALIBRATION, DIAGRAM = "calibration.json", "reliability.svg"
+CALIBRATION, DIAGRAM, SELECTION = "calibration.json", "reliability.svg", "selection.json"
 
 RUNNING = """\
 The run has not ended: this is its whole plan. If it was killed it spent at most this; the ledger says how much."""
@@ -69,6 +71,13 @@ class Records:
             (self.folder.path / name).unlink(missing_ok=True)
         self.folder.append("metrics.jsonl", {"resumed_at": self.run.private.steps_taken})
         self.open()
+
+    def selection(self) -> None:
+        """Before the first step: what was chosen to be trained, if it was by noisy magnitudes."""
+        private = self.run.private
+        frost = frost_in(private.freezer)
+        if frost is not None and frost.selection is not None:
+            frost.selection.save(self.folder.path / SELECTION, private.account.snapshot())
 
     def step(self, steps_taken: int) -> None:
         """After every step."""
@@ -193,6 +202,7 @@ class Records:
             "steps_taken": private.steps_taken,
             "steps_charged": private.account.charged_in_all,
             "noise_multiplier": private.noise_multiplier,
+            "releases": [release.event.as_dict() for release in private.plan.releases],
             "sample_rate": private.sample_rate,
             "expected_batch": private.expected_batch,
             "unit": private.plan.unit,
@@ -201,6 +211,7 @@ class Records:
             "test_examples": len(run.splits.test),
             "classes": run.splits.classes,
             "parameters": run.parameters,
+            "trained_parameters": run.trained_parameters,
             "density": run.density,
             **self._tested(),
             "private": run.planned.private,
@@ -230,5 +241,6 @@ def runs_of(folder: Path) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("hoarfrost", "torch", "numpy", "dp-accounting")
+    used = (name for name in ("transformers", "tokenizers", "peft") if name in sys.modules)
+    packages = ("hoarfrost", "torch", "numpy", "dp-accounting", *used)
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}

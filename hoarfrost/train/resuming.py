@@ -96,7 +96,11 @@ def resumed(
     spent = charged_in(folder, saved, ledger)
     calibrated, taken = recipe.privacy.epsilon is not None, saved.steps_taken
     # The noise is read back, not calibrated anew: another version of an accountant may find another one.
-    plan = parts.solve() if before.privacy != recipe.privacy else parts.solve(epsilon=None, noise_multiplier=noise)
+    plan = (
+        parts.solve()
+        if before.privacy != recipe.privacy
+        else parts.solve(epsilon=None, noise_multiplier=noise, solved=releases)
+    )
     plan = replace(plan, epsilon=recipe.privacy.epsilon)
     same = DATA not in changed and (plan.noise_multiplier, plan.sample_rate) == (noise, rate)
     if calibrated and [release.event for release in plan.releases] != releases:

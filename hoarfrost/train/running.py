@@ -191,6 +191,8 @@ def _run(run: Prepared, records: Records, progress: Progress, begin: Callable[[E
         try:
             begin(stack)
             progress.start(run.overview())
+            private.prepare(after_each=records.checkpoint)
+            records.selection()
             untrained = _untrained_loss(run)
             lowest = math.inf
             for epoch in train(
@@ -250,9 +252,10 @@ def _untrained_loss(run: Prepared) -> float | None:
 def _end_early(error: BaseException, records: Records) -> None:
     """Leaves the folder as it can be left; what an error says about the data does not get out of it."""
     private, folder = records.run.private, records.folder
-    if private.charged == 0:
+    unspent = private.charged == 0 and not private.account.releases
+    if unspent:
         private.account.close()
-    if folder.new and private.charged == 0:
+    if folder.new and unspent:
         folder.remove()
         return
     if isinstance(error, KeyboardInterrupt):

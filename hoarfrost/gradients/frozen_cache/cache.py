@@ -172,7 +172,7 @@ class FrozenCache:
 
     @property
     def _forward(self) -> Callable[..., Any]:
-        return self.engine.plain_forward
+        return self.engine.root.original
 
     def _state(self, outputs: Sequence[Output]) -> tuple[Any, ...]:
         """What the stored rows were computed with: weights, buffers and modes, each with what shows a change of it."""

@@ -22,7 +22,7 @@ from hoarfrost.models.pretrained import Tokenizer, tokenizer
 from hoarfrost.recipes import read_recipe
 from hoarfrost.train import Recipe, load_model, records, resume, run
 from hoarfrost.train.prepare import Parts, Prepared, prepare
-from tests.hostile import payload
+from tests.support import payload
 from tests.support.kills import run_until_killed
 from tests.support.texts import LABELS, VOCABULARY, reviews, text_recipe, write_model, write_reviews
 

@@ -215,7 +215,9 @@ class Engine:
 
     def shares(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether all examples share what the module is handed."""
-        if self._paused or not self.dims or module in self.dims:
+        located = self.dims or {}
+        empty = not located and self._running is not None  # the first batch, so that nothing was located yet
+        if self._paused or module in located or not (located or empty):
             return module in self.shared and not self._paused
         tensors = tensors_in((args, kwargs))  # it did not run when the examples were located
         return all(t.shape[0] == 1 != self.rows for t in tensors)

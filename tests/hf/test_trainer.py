@@ -464,7 +464,7 @@ def test_a_second_run_needs_to_be_a_stage(tmp_path: Path) -> None:
     run.train()
     with pytest.raises(NotPrivate, match=r"train\(\) was called before.*after=trainer\.private"):
         run.train()
-    later = trainer(run.model, tmp_path, epsilon=1.0, after=run.private)
+    later = trainer(run.model, tmp_path, epsilon=1.0, after=run.private, remove_unused_columns=False)
     later.train()
     assert later.private.epsilon() > run.private.epsilon() > 1.9
 

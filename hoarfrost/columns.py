@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -12,18 +13,30 @@ from hoarfrost.errors import InvalidValue
 from hoarfrost.untrusted import line, shown
 
 Interval = tuple[float, float]
-TABLES = (".csv", ".csv.gz", ".parquet")  # how the names of such files end
+SEPARATED = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+JSON_LINES = (".jsonl", ".jsonl.gz")
+TABLES = (*SEPARATED, *JSON_LINES, ".parquet")  # how the names of such files end
+MOST_TEXTS = 2  # of an example: a sentence, or a pair of them
 NAMED = 3  # columns that a message names
 LONGEST_NAME = 30  # of a column, as a message shows it
 
 
 def is_table(path: str) -> bool:
-    """Whether a file of this name is a table.
+    """Whether a file of this name is a table. A name without an ending is that of a folder that `datasets` has saved.
 
-    >>> is_table("wine.csv"), is_table("wine.npz")
-    (True, False)
+    >>> is_table("wine.csv"), is_table("wine.npz"), is_table("imdb-1.0/train"), is_table("imdb-1.0")
+    (True, False, True, True)
     """
-    return path.lower().endswith(TABLES)
+    return ends_in(path, TABLES) or re.search(r"\.[a-zA-Z]\w*$", path.rstrip("/")) is None
+
+
+def ends_in(path: str, endings: tuple[str, ...]) -> bool:
+    """Whether the name of a file has one of these endings.
+
+    >>> ends_in("Notes.JSONL", JSON_LINES)
+    True
+    """
+    return path.lower().endswith(endings)
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,14 @@ class Category:
     values: tuple[str, ...]
 
 
-Feature = Number | Category
+@dataclass(frozen=True)
+class Words:
+    """A column of texts: what becomes of them is the tokenizer's business. A missing one is empty."""
+
+    name: str
+
+
+Feature = Number | Category | Words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +90,8 @@ class Columns:
         columns: the columns to learn from; by default all but the target.
         drop: instead of ``columns``: columns to leave out.
         person: the column that says whose a row is, where a person may have several. It is not learned from.
+        text: instead of ``bounds`` and ``categories``: the column of texts to learn from, or two, whose texts are a
+            pair. No other column is learned from.
 
     Guarantees:
         All rules are stated, none is taken from rows. What a row becomes depends on the rules and that row alone, so
@@ -94,6 +116,7 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
     columns: Sequence[str] | None = None
     drop: Sequence[str] | None = None
     person: str | None = None
+    text: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.classes, self.labels, self.target_bounds)) != 1:
@@ -125,6 +148,20 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
             raise InvalidValue(f"person {_name(self.person or '')} is no column to learn from, nor the target")
         if self.person in (self.columns or ()):
             raise InvalidValue(f"person {_name(self.person or '')} is no column to learn from: take it out of columns")
+        if self.text:
+            self._check_text()
+
+    def _check_text(self) -> None:
+        if len(self.text) > MOST_TEXTS or len(set(self.text)) < len(self.text) or not all(self.text):
+            raise InvalidValue(f"text is one column, or two different ones for pairs of texts, got {shown(self.text)}")
+        for key in ("bounds", "categories", "columns", "drop"):
+            if getattr(self, key):
+                raise InvalidValue(
+                    f"{key} is for columns of numbers and categories: with text, no other is learned from"
+                )
+        if self.target in self.text or self.person in self.text:
+            other = "target" if self.target in self.text else "person"
+            raise InvalidValue(f"text {_names(self.text)} is learned from: it cannot be the {other}, too")
 
     def check_header(self, header: Sequence[str]) -> None:
         """Refuses what is no header, and columns that cannot be told apart.
@@ -137,7 +174,7 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
             ...
         hoarfrost.errors.InvalidValue: it has two columns 'a'
         """
-        if {self.target, *self.bounds, *self.categories}.isdisjoint(header):
+        if {self.target, *self.bounds, *self.categories, *self.text}.isdisjoint(header):
             raise InvalidValue(
                 "it has none of the columns that the rules name: does its first line have their names, and is the "
                 "separator right?"
@@ -155,8 +192,11 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
         for key, said in (
             ("target", [self.target]), ("columns", self.columns), ("drop", self.drop), ("bounds", self.bounds),
             ("categories", self.categories), ("person", [self.person] if self.person is not None else ()),
+            ("text", self.text),
         ):  # fmt: skip
             check_known(key, said or (), header)
+        if self.text:
+            return tuple(map(Words, self.text))
         left_out = {self.target, self.person, *(self.drop or ())}
         chosen = [name for name in header if name not in left_out and (self.columns is None or name in self.columns)]
         if not chosen:
@@ -175,7 +215,7 @@ charged. Give bounds (wide ones, and scaling = "private" to standardise within t
             for name in chosen
         )
 
-    def target_rule(self) -> Feature:
+    def target_rule(self) -> Number | Category:
         """As one of a feature: a row whose target is missing, or is not what the rule allows, is no example."""
         if self.target_bounds is not None:
             return Number(self.target, *map(float, self.target_bounds))

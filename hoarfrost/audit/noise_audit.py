@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from hoarfrost.audit.canaries import Freezing, LastRelease, OneClipping
 from hoarfrost.audit.no_op_optimizer import NoOpOptimizer
 from hoarfrost.audit.result import Audit
 from hoarfrost.clipping import Clipper, Local
+from hoarfrost.models import outputs_of
 from hoarfrost.private import make_private
 
 MAX_COORDINATES = 20_000  # of a tensor that are tested
@@ -50,6 +52,7 @@ def noise(
     clip: Clipper = Local(1.0),  # noqa: B008 - frozen
     freeze: Freezing = Freezing(),  # noqa: B008 - has no state
     dtype: torch.dtype = torch.float32,
+    call: Callable[[nn.Module, torch.Tensor], torch.Tensor] = outputs_of,
     rounds: int = 20,
     device: torch.device | str = "cpu",
 ) -> NoiseAudit:
@@ -59,6 +62,7 @@ def noise(
         model, shape: the model, and the shape of one of its inputs. A copy is audited.
         clip: the clipping style. All batches are clipped as its first one.
         freeze: what is frozen, the same in every step.
+        call: how the model is called with a batch of inputs, and what its outputs are.
 
     Guarantees:
         Correct noise raises an alarm with probability below 1e-5. A pass says that every tensor (up to 20,000
@@ -82,7 +86,7 @@ def noise(
     releases = []
     for (x,) in private.loader:
         private.optimizer.zero_grad()
-        output = audited(x.to(device))
+        output = call(audited, x.to(device))
         if output.requires_grad:
             output.sum().backward()
         private.optimizer.step()

@@ -72,6 +72,7 @@ def one_run(
     """
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(recipe)
+    refuse_texts(recipe)
     number = default_guesses(canaries) if guesses is None else guesses
     check_counts(number, canaries, recipe.privacy.delta, confidence)  # before anything is spent
     with surroundings(recipe):
@@ -111,6 +112,15 @@ def one_run(
         )
 
 
+def refuse_texts(recipe: Recipe) -> None:
+    """Says so if there are no canaries for the recipe's data."""
+    if recipe.data.text is not None:
+        raise InvalidValue(
+            "--one-run needs canaries, and there are none for data.text: leave it out. The other audits test the "
+            "clipping, the noise and the sampling of this recipe"
+        )
+
+
 def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
     """Examples that are easy to memorise and unlike all other examples, with random targets.
 
@@ -123,7 +133,7 @@ def make_canaries(splits: data.Splits, number: int) -> TensorDataset:
     >>> make_canaries(data.digits(), 3).tensors[0].shape
     torch.Size([3, 1, 8, 8])
     """
-    examples, targets = splits.test.tensors
+    examples, targets = _tensors(splits.test)
     size = (number, *splits.shape)
     if splits.classes is None:
         labels = targets[torch.randint(len(targets), (number,))]
@@ -153,8 +163,13 @@ def _with_canaries(splits: data.Splits, canary_set: TensorDataset, included: Ten
         staying = everybody[torch.randperm(len(everybody))[len(canary_set) // 2 :]]
         kept = torch.isin(people, staying).nonzero().squeeze(1)
         people = torch.cat([people[kept], int(everybody.max()) + 1 + torch.arange(int(included.sum()))])
-    pairs = zip(splits.train.tensors, canary_set.tensors, strict=True)
+    pairs = zip(_tensors(splits.train), canary_set.tensors, strict=True)
     return replace(splits, train=TensorDataset(*(torch.cat([a[kept], b[included]]) for a, b in pairs)), people=people)
+
+
+def _tensors(examples: TensorDataset | data.Texts) -> tuple[Tensor, ...]:
+    assert isinstance(examples, TensorDataset)  # texts are refused
+    return examples.tensors
 
 
 @torch.no_grad()

@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hoarfrost.audit.canaries import AsInRun, ByFreezer, Freezing, InOneStep, stages
 from hoarfrost.audit.ledger_audit import ledger as audit_ledger
 from hoarfrost.audit.ledger_audit import read_json
 from hoarfrost.audit.noise_audit import noise
-from hoarfrost.audit.one_run_audit import one_run
+from hoarfrost.audit.one_run_audit import one_run, refuse_texts
 from hoarfrost.audit.result import Audit
 from hoarfrost.audit.sampling_audit import sampling, sufficient_size
 from hoarfrost.audit.sensitivity_audit import sensitivity
 from hoarfrost.audit.step_audit import step
 from hoarfrost.budget import Ledger
 from hoarfrost.budget.events import from_dict
+from hoarfrost.data import Texts
 from hoarfrost.errors import InvalidValue
+from hoarfrost.models import outputs_of
 from hoarfrost.recipes import networks, optimizers
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.losses import Loss
@@ -62,6 +64,8 @@ def run_suite(
         ledger: pays for `one_run`.
     """
     recipe = subject.recipe
+    if canaries is not None:
+        refuse_texts(recipe)
     multiplier, releases = None, []
     if subject.folder is not None:
         yield audit_ledger(subject.folder, key)
@@ -97,19 +101,19 @@ def _steps_clipped_by(clip: AsInRun, run: Prepared) -> Iterator[Audit]:
     private, recipe = run.private, run.recipe
     per_person = recipe.privacy.per_person
     yield sensitivity(clip=clip, per_person=per_person, device=run.device)
-    plain = networks.build(recipe.model, run.splits, run.loss.outputs(run.splits.classes))
+    plain = networks.build(recipe.model, run.splits, run.loss.outputs(run.splits.classes), recipe.peft)
     freeze = _freezing(run)
-    if run.splits.train.tensors[0].is_floating_point():
+    if run.splits.real_inputs:
         yield sensitivity(
             clip=clip, model=plain, shape=run.splits.shape, loss=_with_fixed_target(run.loss), freeze=freeze,
             views=recipe.loop.views, per_person=per_person,
             max_physical_batch=3 * recipe.loop.views * (per_person or 1), device=run.device,
         )  # fmt: skip
     if private.noise_multiplier > 0:
-        examples = run.splits.train.tensors[0]
         yield noise(
-            model=plain, shape=run.splits.shape, dtype=examples.dtype, clip=clip, freeze=freeze, device=run.device
-        )
+            model=plain, shape=run.splits.shape, dtype=run.splits.dtype, clip=clip, freeze=freeze, device=run.device,
+            call=_with_tokens if isinstance(run.splits.train, Texts) else outputs_of,
+        )  # fmt: skip
         yield step(
             noise_multiplier=private.noise_multiplier,
             clip=clip,
@@ -134,6 +138,11 @@ def _freezing(run: Prepared) -> Freezing:
     if freezer.observes and before >= 0:
         freezer.observe(before, {name: torch.randn(shape) for name, shape in info.shapes.items()}, info)
     return ByFreezer(InOneStep(freezer, last, info))
+
+
+def _with_tokens(model: nn.Module, ids: Tensor) -> Tensor:
+    """The outputs of a model for texts, for tokens alone."""
+    return outputs_of(model, {"input_ids": ids})
 
 
 def _with_fixed_target(loss: Loss) -> Callable[[Tensor], Tensor]:

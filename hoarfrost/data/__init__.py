@@ -1,4 +1,4 @@
-"""Data sets by name, and your own from a file: arrays, or a table.
+"""Data sets by name, and your own from a file: arrays, a table, or texts.
 
 What has a name is registered: a function without arguments that gives `Splits`, with ``@component("data", NAME)``.
 """
@@ -11,7 +11,12 @@ from hoarfrost.data.catalog import CATALOG, CatalogEntry
 from hoarfrost.data.digits import digits as digits
 from hoarfrost.data.fetch import fetch as fetch
 from hoarfrost.data.splits import Splits as Splits
+from hoarfrost.data.splits import batches as batches
 from hoarfrost.data.table import from_table as from_table
+from hoarfrost.data.text_table import from_texts as from_texts
+from hoarfrost.data.text_table import no_texts as no_texts
+from hoarfrost.data.texts import Texts as Texts
+from hoarfrost.data.texts import Tokenizer as Tokenizer
 from hoarfrost.data.user_files import from_file as from_file
 from hoarfrost.errors import InvalidValue
 from hoarfrost.registry import component, components

@@ -1,4 +1,4 @@
-"""Tables from .csv files. No line, field or file can take more memory or time than its size justifies."""
+"""Tables from .csv and .tsv files. No line, field or file can take more memory or time than its size justifies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 from hoarfrost.columns import check_separator
 from hoarfrost.data.cells import MAX_COLUMNS, ROWS, Batch, OpenTable
@@ -20,15 +20,18 @@ BOMB_SIZE, BOMB_RATIO = 64 << 20, 200  # above this size, no table compresses by
 
 
 @contextmanager
-def open_csv(path: Path, separator: str = ",") -> Iterator[OpenTable]:
-    """A table from text in UTF-8 with a header, zipped or not. Empty lines are no rows."""
+def open_csv(path: Path, separator: str | None = None) -> Iterator[OpenTable]:
+    """A table from text in UTF-8 with a header, zipped or not. Empty lines are no rows.
+
+    A .tsv file has tabs between its fields, and quotation marks mean nothing in it, as the tools that write it do.
+    """
+    tabs = ".tsv" in path.suffixes[-2:]
+    if tabs and separator not in (None, "\t"):
+        raise InvalidValue("separator is for .csv files: the fields of a .tsv file are separated by tabs")
+    separator = separator or ("\t" if tabs else ",")
     check_separator(separator)
-    most = max(BOMB_SIZE, BOMB_RATIO * size_of(path, "data file"))
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        content = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file
-        rows = _rows(content, separator, most)
+    with open_lines(path) as lines:
+        rows = _rows(lines, separator, csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
         names = tuple(name.strip() for name in next(rows, ()))
         if not names:
             raise InvalidValue("it is empty: the first line has the columns' names")
@@ -54,14 +57,21 @@ def _batches(rows: Iterator[list[str]], names: Sequence[str], wanted: Sequence[s
         yield [*columns]
 
 
-def _rows(content: BinaryIO, separator: str, most: int) -> Iterator[list[str]]:
+def _rows(lines: Iterator[str], separator: str, quoting: Literal[0, 3]) -> Iterator[list[str]]:
     try:
-        yield from filter(None, csv.reader(_lines(content, most), delimiter=separator, strict=True))
+        yield from filter(None, csv.reader(lines, delimiter=separator, quoting=quoting, strict=True))
     except csv.Error as error:
         raise InvalidValue(f"it is not a CSV file: {error}") from error
-    except UnicodeDecodeError:
-        # Not Python's message, which tells bytes and where they are.
-        raise InvalidValue("it is not text in UTF-8") from None
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a text in UTF-8, zipped or not."""
+    most = max(BOMB_SIZE, BOMB_RATIO * size_of(path, "data file"))
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        yield _lines(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if zipped else file, most)
 
 
 def _lines(content: BinaryIO, most: int) -> Iterator[str]:
@@ -74,6 +84,10 @@ def _lines(content: BinaryIO, most: int) -> Iterator[str]:
             raise InvalidValue("it unzips to far more than a table would")
         if b"\0" in raw:
             raise InvalidValue("it has NUL bytes: it is not text in UTF-8")
-        text = raw.decode("utf-8")
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            # Not Python's message, which tells bytes and where they are.
+            raise InvalidValue("it is not text in UTF-8") from None
         yield text.removeprefix("\ufeff") if first else text  # which some programs put before the text
         first = False

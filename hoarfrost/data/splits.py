@@ -1,26 +1,39 @@
-"""A data set: training tensors, test tensors, and the number of classes if there are any."""
+"""A data set: what to train on, what to test on, and the number of classes if there are any."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from hoarfrost import validate
+from hoarfrost.data.texts import Texts
 from hoarfrost.errors import InvalidValue
 
 MAX_CLASSES = 1_000_000
+
+Examples = TensorDataset | Texts
+
+
+def batches(examples: Examples, size: int) -> DataLoader[Any]:
+    """Examples and their targets, so many at a time.
+
+    >>> [len(x) for x, y in batches(TensorDataset(torch.ones(5, 2), torch.zeros(5)), 3)]
+    [3, 2]
+    """
+    return DataLoader(examples, batch_size=size, collate_fn=examples.collate if isinstance(examples, Texts) else None)
 
 
 @dataclass(frozen=True)
 class Splits:
     """A data set: ``train`` is private; ``test`` is public, or held out with consent.
 
-    Both hold examples [N, ...] and their targets [N]: labels (int64, from 0 to ``classes`` - 1), or real numbers
-    (float32) if ``classes`` is None.
+    Both hold examples and their targets [N]: labels (int64, from 0 to ``classes`` - 1), or real numbers (float32) if
+    ``classes`` is None. Examples are a tensor [N, ...], or `Texts`.
 
     Args:
         unit: what a difference of 1 between real targets is in their own units: they may have been scaled.
@@ -28,8 +41,8 @@ class Splits:
         people: whose each training example is [N], a number for each person; None where nobody is told to have several.
     """
 
-    train: TensorDataset
-    test: TensorDataset
+    train: Examples
+    test: Examples
     classes: int | None
     unit: float = 1.0
     standardize: tuple[int, ...] = ()
@@ -101,9 +114,9 @@ class Splits:
         for each in std:
             validate.positive(std=each)
             validate.finite(std=each)
-        examples = self.train.tensors[0]
-        if not examples.is_floating_point():
+        if not self.real_inputs:
             raise InvalidValue("mean and std are for examples of real numbers; these are integers")
+        examples = self.train.tensors[0]  # type: ignore[union-attr] # no texts
         channels = self.shape[0] if self.shape else 1
         for name, numbers in (("mean", mean), ("std", std)):
             if len(numbers) not in (1, channels):
@@ -113,14 +126,29 @@ class Splits:
         view = (-1, *[1] * (len(self.shape) - 1))
         shift, scale = (torch.tensor(numbers, dtype=examples.dtype).view(view) for numbers in (mean, std))
         train, test = (
-            TensorDataset((part.tensors[0] - shift) / scale, part.tensors[1]) for part in (self.train, self.test)
+            TensorDataset((part.tensors[0] - shift) / scale, part.tensors[1])  # type: ignore[union-attr]
+            for part in (self.train, self.test)
         )
         return replace(self, train=train, test=test)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.train.tensors[0].shape[1:])
+        """The shape of one example; of texts, of the longest one that there may be."""
+        return (self.train.longest,) if isinstance(self.train, Texts) else tuple(self.train.tensors[0].shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of an example's numbers; of texts, of their token ids."""
+        return torch.int64 if isinstance(self.train, Texts) else self.train.tensors[0].dtype
+
+    @property
+    def real_inputs(self) -> bool:
+        """Whether a model is given real numbers, and not token ids."""
+        return self.dtype.is_floating_point
+
+    def blank(self) -> Any:
+        """A batch of one example of nothing but zeros, as a model is called with it."""
+        return self.test.blank() if isinstance(self.test, Texts) else torch.zeros_like(self.test.tensors[0][:1])
 
     @property
     def outputs(self) -> int:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import FADES, GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.apart import Apart
+from hoarfrost.gradients.arguments import tensors_in
 from hoarfrost.gradients.batch_sums import BatchSums, Run
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
@@ -31,6 +32,7 @@ from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
+from hoarfrost.gradients.sharing import Lending
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -102,8 +104,8 @@ class Engine:
         self.rows = 0  # in the forward pass that is running
         self.groups = self.sums.apart  # whose those are
         self.dims: Dims | None = None  # found on the first batch
-        self.leading: frozenset[nn.Module] = frozenset()  # lookups whose one index, [1], stands where examples do
-        self.rehearsing = False  # the model runs by its rules, and no backward pass follows
+        self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
+        self.lending = Lending(self)
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
@@ -202,16 +204,19 @@ class Engine:
             if known is None and self.dims and list(t.shape).count(self.rows) > 1:
                 # It did not run when the examples were located, and more than one dimension could be theirs.
                 raise not_attributable(self.name_of(module), module, t, self.rows)
-            if known is None and t.dim() > default and t.shape[default] == 1 != self.rows:
-                return None
             dim = default if known is None else known[order]
-            if dim is None and module in self.leading:
-                return 0
             if dim is not None and (dim < 0 or t.dim() <= dim or t.shape[dim] != self.rows):
                 raise not_attributable(self.name_of(module), module, t, self.rows)
             return dim
 
         return dim_of
+
+    def shares(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether all examples share what the module is handed."""
+        if self._paused or not self.dims or module in self.dims:
+            return module in self.shared and not self._paused
+        tensors = tensors_in((args, kwargs))  # it did not run when the examples were located
+        return all(t.shape[0] == 1 != self.rows for t in tensors)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""

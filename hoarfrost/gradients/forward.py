@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,11 @@ from torch import nn
 from hoarfrost.gradients.arguments import examples_in, tensors_in
 from hoarfrost.gradients.carried import Carried
 from hoarfrost.gradients.empty_run import run_on_nothing
+from hoarfrost.gradients.in_front import refuse_picked
 from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
+from hoarfrost.gradients.rules.shared import any_shared, plain
+from hoarfrost.gradients.sharing import run_shared
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -57,23 +61,41 @@ class ByRule(Wrapped):
     def __init__(self, engine: Engine, module: nn.Module, rule: Rule):
         super().__init__(engine, module)
         self.rule = rule
+        recorded = {id(p) for p in rule.recorded(module)}
+        self.holders = tuple(m for m in module.modules() if any(id(p) in recorded for p in m._parameters.values()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        engine, module = self.engine, self.module
+        engine = self.engine
         if engine.seen is None and not engine.active:
             return self.original(*args, **kwargs)
+        if engine.lending.under_way:
+            with engine.lending.returned(self.holders):
+                return self._run(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        engine, module = self.engine, self.module
         self.rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
+        shares = not self.rule.runs_in_probe and (any_shared(args, kwargs) or engine.shares(module, args, kwargs))
         if engine.seen is not None:
-            return self._shown(engine.seen, *args, **kwargs)
+            return self._shown(engine.seen, shares, *args, **kwargs)
         if not any(p.requires_grad for p in self.rule.recorded(module)):
             return self.original(*args, **kwargs)
+        if shares:
+            return run_shared(engine, module, self.original, args, kwargs)
         return self.rule.forward(engine, module, self.original, args, kwargs)
 
-    def _shown(self, seen: Seen, *args: Any, **kwargs: Any) -> Any:
+    def _shown(self, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""
-        seen.record(self.module, args, kwargs)
+        seen.record(self.module, *plain((args, kwargs)))
+        if shares:
+            output = run_shared(self.engine, self.module, self.original, args, kwargs)
+            seen.record(self.module, (plain(output),), {}, "output")
+            return output
         if not self.rule.runs_in_probe:
-            return seen.leave(self.module, self.original(*args, **kwargs))
+            with nullcontext() if self.holders == (self.module,) else self.engine.paused():  # inner ones are run by it
+                output = self.original(*args, **kwargs)
+            return seen.leave(self.module, output)
         outside, seen.inside = seen.inside, self.module
         try:
             output = self.rule.forward(self.engine, self.module, self.original, args, kwargs)
@@ -109,7 +131,7 @@ class Root(Wrapped):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if not engine.active or engine.seen is not None or engine.rehearsing:
+        if not engine.active or engine.seen is not None:
             return self.original(*args, **kwargs)
         engine.structure.refuse_changes()
         tensors = tensors_in((args, kwargs) if kwargs else args)
@@ -118,10 +140,12 @@ class Root(Wrapped):
         engine.loss_watch.forget()
         if where.rows == 0:
             return run_on_nothing(engine, self.original, where, (args, kwargs))
+        if engine.loss_watch.beginning and engine.sums.ticket is not None:
+            refuse_picked(engine.sums.ticket, tensors, where.rows, engine.sums.ticket.chunk.rows(engine.views))
         engine.prober.before_run(where, (args, kwargs))
         engine.before_run()
         run = engine.sums.begin(where.rows, tensors, where.dim)
-        with engine.running(where.rows, run):
+        with engine.running(where.rows, run), engine.lending.lent():
             output = self.original(*args, **kwargs)
         engine.state.ran()
         self._carried.leaving(output, engine.sums.ticket)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isclose, prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 NODES = 300  # of a loss; more are a model without taps
@@ -19,7 +20,6 @@ LAST, LOSSES = 12, 32  # operations by which a loss is known, and losses that ar
 MEAN, SUM = 1, 2  # torch's numbers for reductions
 # Which example is the largest, or the k-th, others decide; what becomes of the rest of the batch, too.
 CHOICES = ("Sort", "Topk", "Kthvalue", "Median", "Max", "Min", "Amax", "Amin", "Aminmax")
-KINKS = ("Abs", "Relu", "Clamp", "Maximum", "Minimum", "LeakyRelu", "Threshold", "Where", "HuberLoss", "SmoothL1Loss")
 REMEDY = (
     'Compute one loss per example (reduction="none", or hoarfrost.losses) and call optimizer.backward(losses) in place '
     "of loss.backward()"
@@ -66,7 +66,7 @@ class LossGraph:
         which = " ".join(node.name() for node in _nodes(root) if _reduction(node)[0] is not None)
         means = []
         for node in _nodes(root):
-            if rows > 1 and _chooses(node, rows):
+            if rows > 1 and (_chooses(node, rows) or _picks(node, rows)):
                 self._warn(
                     "choice",
                     "the loss sorts examples, or takes the largest of the batch: which of them count, and how much, is "
@@ -90,13 +90,6 @@ class LossGraph:
             if not isclose(number, was) and not (per_row and isclose(number * of, was * rows)):
                 self._warn("numbers", self._wrong_mean(per_row))
         self._look_at_quotients(which, root, rows, per_row)
-        if rows > 1 and any(_is_kink(node) for node in _single_numbers(root)):
-            self._warn(
-                "kink",
-                "something is done to the loss of the whole batch that is neither a factor nor a sum (an absolute "
-                "value, as in flooding, a maximum, a threshold): on which side of it the batch lies, all examples "
-                f"decide for each other, and epsilon does not hold. Do it to each example's loss. {REMEDY}",
-            )
         if not per_row:
             return
         if rows > 1 and any(_is_plain_sum(term, rows) for term in _terms(root)):
@@ -273,23 +266,18 @@ def _chooses(node: Any, rows: int) -> bool:
     return one_each or (left == 1 and numbers % rows == 0)
 
 
-def _single_numbers(root: Any) -> Iterator[Any]:
-    """Nodes from the loss down to where it was reduced to one number."""
-    for node in _terms(root):
-        if _shape(node) == () and _reduction(node)[0] is None:
-            yield node
-            for below, _ in node.next_functions:
-                if below is not None and hasattr(below, "_input_metadata"):
-                    yield from _single_numbers(below)
-
-
-def _is_kink(node: Any) -> bool:
-    """Whether it does to a single number, in which a reduction lies, what is not smooth."""
-    if not node.name().startswith(KINKS):
+def _picks(node: Any, rows: int) -> bool:
+    """Whether it takes some examples by their numbers, in another order: they were compared with each other."""
+    if not node.name().startswith(("IndexBackward", "IndexSelectBackward", "GatherBackward")):
         return False
-    inputs = [below for below, _ in node.next_functions if below is not None]
-    single = [each for each in inputs if _shape(each) == () and _comes_from_the_model(each)]
-    return any(_reduction(n)[0] is not None for each in single for n in _nodes(each))
+    below, output = node.next_functions[0]
+    along = node._saved_dim if hasattr(node, "_saved_dim") else 0
+    if along or tuple(below._input_metadata[output].shape)[:1] != (rows,):
+        return False
+    index = node._saved_indices[0] if hasattr(node, "_saved_indices") else node._saved_index
+    if index is None or index.dim() != 1 or index.dtype in (torch.bool, torch.uint8) or not 1 < len(index) < rows:
+        return False
+    return not bool((index.diff() > 0).all()) and _comes_from_the_model(node)
 
 
 def _comes_from_the_model(node: Any) -> bool:

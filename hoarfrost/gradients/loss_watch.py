@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hoarfrost.gradients import before_backward, output_hooks, probe, second_derivatives
+from hoarfrost.gradients import before_backward, kinks, output_hooks, probe, second_derivatives
 from hoarfrost.gradients.loss_graph import Kinds, LossGraph, nodes_of
 from hoarfrost.gradients.outside import Outside
 from hoarfrost.gradients.tap import noted_rows
@@ -79,6 +79,11 @@ class LossWatch:
         self._kinds = Kinds()
         before_backward.tell(self)
 
+    @property
+    def beginning(self) -> bool:
+        """Whether the coming run is one of the first."""
+        return self._runs < PASSES
+
     def forget(self) -> None:
         """The model is about to run; on an empty batch there is nothing to look at."""
         self._looking, self._last = None, None
@@ -140,6 +145,7 @@ class LossWatch:
                 seen = second_derivatives.refuse(self.engine, tensors, weights, edges, of)
                 if layers:  # features that a loss takes out of the model: attributes, hooks
                     second_derivatives.refuse(self.engine, tensors, weights, [*edges, *layers], of)
+                kinks.refuse(self.engine, tensors, [*edges, *layers], of)
                 if not seen and not self.examined:
                     self.graph.tell_of_the_unseen(nodes)
             if of.number <= PASSES or new:

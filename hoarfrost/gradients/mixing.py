@@ -273,6 +273,8 @@ def _differ(a: Tensor, b: Tensor, dim: int, here: Part, there: Part, tolerance: 
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    if a.is_complex() and b.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if not a.is_floating_point():
         return torch.equal(a, b)
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * _size(a), equal_nan=True)

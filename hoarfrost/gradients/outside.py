@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hoarfrost.gradients.in_front import refuse_batch_norm
+
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
@@ -33,6 +35,7 @@ class Outside:
             below = {node for node, _ in todo.pop().next_functions if node is not None} - found
             found |= below
             todo += below
+        refuse_batch_norm(found if onward else ())
         leaves = [node.variable for node in found if node.name() == ACCUMULATE]
         return [t for t in leaves if isinstance(t, nn.Parameter) or not (t.dim() and t.shape[0] == rows)]
 

@@ -242,7 +242,7 @@ def _counting_dim(engine: Engine, two: Any, three: Any) -> int | None:
     moved = [dim for dim, sizes in enumerate(zip(two, three, strict=True)) if sizes[0] != sizes[1]]
     counts = [(two[dim], three[dim]) == (2 * engine.views, 3 * engine.views) for dim in moved]
     if not moved:
-        return None
+        return MERGED if 0 in two else None  # rows that were picked, and there are none
     if len(moved) == 1 and not counts[0]:  # B², or all pairs
         return PAIRED if three[moved[0]] * 4 == two[moved[0]] * 9 or three[moved[0]] == two[moved[0]] * 3 else MERGED
     return PAIRED if sum(counts) > 1 else moved[0] if counts == [True] else MERGED

@@ -13,10 +13,10 @@ from hoarfrost.errors import HoarfrostError, NotPrivate
 from hoarfrost.gradients import probe
 from hoarfrost.gradients.arguments import ArgumentDims, Examples, pick
 from hoarfrost.gradients.few import Few
+from hoarfrost.gradients.in_front import refuse_hooks
 from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
-from hoarfrost.gradients.rehearsal import rehearse
 from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class Prober:
         found: dict[Place, tuple[int | None, ...]] = {}
         with self.held_still() as kept, torch.no_grad():
             for seed in range(SEEDS):
-                two = self.run(kept, few.pick([0, 0]), values=False, seed=seed)
-                three = self.run(kept, few.pick([0] * 3), values=False, seed=seed)
+                two = self._run_lending(kept, few.pick([0, 0]), seed)
+                three = self._run_lending(kept, few.pick([0] * 3), seed)
                 engine.order = engine.order or probe.order_of(two)
                 found = probe.locate(engine, two, three) | found
                 if all((module, "input") in found for module in engine.ruled):
@@ -116,12 +116,14 @@ class Prober:
             self.dims |= found
             self.outputs = outputs
             engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
+            engine.shared = frozenset(m for m, dims in engine.dims.items() if all(dim is None for dim in dims))
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone
             with self.held_still() as kept, torch.set_grad_enabled(gradients):
                 if Look(self, kept, few).everything():
                     break
-        rehearse(self, few)
+        if engine.model._forward_pre_hooks:
+            refuse_hooks(engine, few)
         self._few = few
 
     def again(self) -> None:
@@ -183,12 +185,22 @@ class Prober:
             if entry.saved and not matches(entry.name, self.engine.state.allowed):
                 raise refusal(entry.kind, entry.name, what)
 
-    def run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0) -> Seen:
+    def _run_lending(self, kept: Kept, few: Few, seed: int) -> Seen:
+        """A run that shows which weights are read outside of their modules."""
+        try:
+            with torch.enable_grad():  # which tells what is computed with them from what is only noted
+                return self.run(kept, few, values=False, seed=seed, lend=True)
+        except Exception:  # it does more with its weights than to compute; or it does not run at all
+            kept.put_back(values=False)
+            return self.run(kept, few, values=False, seed=seed)
+
+    def run(self, kept: Kept, few: Few, *, values: bool = True, seed: int = 0, lend: bool = False) -> Seen:
         engine = self.engine
         model = engine.model
         engine.seen = Seen(values)
         self.seed(kept, seed)
-        output = self.call(few)
+        with engine.lending.lent(everything=lend):
+            output = self.call(few)
         engine.seen.record(model, (output,), {}, "output")
         engine.seen.returned = output
         engine.seen.outputs = [t for t in probe.leaves(output) if isinstance(t, Tensor)]

@@ -37,6 +37,13 @@ def refuse_unfit(model: nn.Module) -> None:
                 "layer, where gradients cannot be attributed to individual examples. Use "
                 "torch.nn.utils.parametrizations.spectral_norm."
             )
+    unreal = next((name for name, p in model.named_parameters() if p.is_complex() and p.requires_grad), None)
+    if unreal is not None:
+        raise NotPrivate(
+            f"the parameter {unreal} has complex numbers, whose noise and norms are not defined here. Keep them as "
+            "pairs of real numbers, nn.Parameter(torch.view_as_real(weight)), and compute with "
+            "torch.view_as_complex(parameter)"
+        )
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise NotPrivate(

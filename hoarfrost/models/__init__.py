@@ -3,6 +3,7 @@
 None has BatchNorm, which mixes the examples of a batch; none has dropout. `Standardize` alone has buffers.
 """
 
+from hoarfrost.models.calling import outputs_of as outputs_of
 from hoarfrost.models.encoder import Encoder as Encoder
 from hoarfrost.models.encoder import encoder as encoder
 from hoarfrost.models.lenet import lenet as lenet

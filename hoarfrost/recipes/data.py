@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from hoarfrost.columns import Columns, check_separator, is_table
+from hoarfrost.columns import MOST_TEXTS, Columns, check_separator, is_table
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes.base import Table
 from hoarfrost.registry import FilePath, Natural, Positive, Probability, Real, Text, Whole
@@ -15,6 +15,12 @@ from hoarfrost.registry.types import MOST_ENTRIES, Label
 _MOST_COLUMNS = 500
 _Column = Annotated[str, Field(min_length=1, max_length=200)]
 _Texts = Annotated[tuple[_Column, ...], Field(strict=False, max_length=_MOST_COLUMNS), Label("list of: text")]
+_TextColumns = Annotated[
+    tuple[_Column, ...],
+    Field(strict=False, min_length=1, max_length=MOST_TEXTS),
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    Label("text, or list of 2: text"),
+]
 _Interval = Annotated[tuple[Real, Real], Field(strict=False), Label("list of 2: number")]
 
 
@@ -24,13 +30,15 @@ class Data(Table):
     Examples become (x − mean) / std. Both are public constants: what the private examples themselves are like on
     average would tell about them.
 
-    A table is a .csv or .parquet file in which every row is an example: [tables.md](tables.md). ``target`` and the keys
-    below it are for tables alone. All of them are public: none is taken from the private rows.
+    A table is a file in which every row is an example ([tables.md](tables.md)): .csv, .tsv, .jsonl (any of them also
+    zipped, as .csv.gz), .parquet, or a folder that the ``save_to_disk`` of `datasets` has written. ``target`` and the
+    keys below it are for tables alone. All of them are public: none is taken from the private rows. With ``text``, a
+    model learns from texts: [text-recipes.md](text-recipes.md).
 
     Args:
         name: the name of a data set that Hoarfrost knows.
-        path: instead of ``name``: the path of a table (.csv, .csv.gz or .parquet), or of a .safetensors or .npz file
-            with x_train, y_train, x_test and y_test. It is relative to the recipe's own file, and stays below that
+        path: instead of ``name``: the path of a table, or of a .safetensors or .npz file with x_train, y_train, x_test
+            and y_test. It is relative to the recipe's own file, and stays below that
             file's folder. For a built-in recipe, this is the current folder.
         classes: the number of classes of data from a path. Of arrays, by default one more than the largest label. Of a
             table, the targets are then written as 0 to ``classes`` - 1.
@@ -46,6 +54,10 @@ class Data(Table):
             all are 0.
         columns: the columns to learn from; by default all but the target.
         drop: instead of ``columns``: the columns to leave out.
+        text: instead of ``bounds`` and ``categories``: the column of the texts to learn from, or two, whose texts make
+            a pair. They are cut into tokens by the model's own tokenizer.
+        max_length: with ``text``: how many tokens a text, or a pair, has at most; 128 by default, or as
+            many as the model reads. What is longer is cut.
         person: the column that says whose a row is, where a person may have several. The unit of privacy is then one
             person with all their rows: people are drawn, not rows (``privacy.per_person``), and tested on with all
             their rows or not at all. It is not learned from.
@@ -55,7 +67,7 @@ class Data(Table):
         test: the path of a table with the same columns, to test on.
         test_share: instead of ``test``: the share of the rows to test on, drawn by their places in the file.
         split_seed: the public number that decides which rows these are; 0 by default.
-        separator: the character between the fields of a CSV file; a comma by default.
+        separator: the character between the fields of a .csv file; a comma by default.
     """
 
     _one_of = (("name", "path"),)
@@ -82,6 +94,8 @@ class Data(Table):
     ) = None
     columns: _Texts | None = None
     drop: _Texts | None = None
+    text: _TextColumns | None = None
+    max_length: Whole | None = None
     person: _Column | None = None
     scaling: Literal["private"] | None = None
     scaling_noise: Positive | None = None
@@ -101,7 +115,7 @@ class Data(Table):
         return Columns(
             target=self.target, bounds=self.bounds or {}, categories=self.categories or {}, classes=self.classes,
             labels=self.labels, target_bounds=self.target_bounds, columns=self.columns, drop=self.drop,
-            person=self.person,
+            person=self.person, text=self.text or (),
         )  # fmt: skip
 
     @model_validator(mode="after")
@@ -111,7 +125,7 @@ class Data(Table):
         if not self.is_table:
             said = [key for key, value in self if value is not None and key in _OF_TABLES]
             if said:
-                raise InvalidValue(f"{said[0]} is for a table: a path that ends in .csv, .csv.gz or .parquet")
+                raise InvalidValue(f"{said[0]} is for a table: a path that ends in {_ENDINGS}")
             return self
         if self.target is None:
             raise InvalidValue("target is missing: which column of the table is predicted?")
@@ -124,10 +138,15 @@ class Data(Table):
         if (self.scaling is None) != (self.scaling_noise is None):
             raise InvalidValue('scaling = "private" and scaling_noise belong together')
         if self.test is not None and not is_table(self.test):
-            raise InvalidValue("test must be a table: a path that ends in .csv, .csv.gz or .parquet")
+            raise InvalidValue(f"test must be a table: a path that ends in {_ENDINGS}")
+        if self.max_length is not None and self.text is None:
+            raise InvalidValue("max_length is for text: how many tokens of it are read")
+        if self.scaling is not None and self.text is not None:
+            raise InvalidValue("scaling is for numeric columns, and text is learned from")
         check_separator(self.separator or ",")
         self.rules()
         return self
 
 
+_ENDINGS = ".csv, .tsv, .jsonl or .parquet, or a folder of datasets"
 _OF_TABLES = {*Data.model_fields} - {"name", "path", "classes", "mean", "std"}

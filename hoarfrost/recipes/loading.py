@@ -241,6 +241,8 @@ def _set(given: dict[str, Any], override: str) -> None:
     if not path:
         raise InvalidValue(f"--set takes key=value, such as privacy.epsilon=2, got {shown(override)}")
     *tables, last = path
+    if last == "kind" and len(tables) == 1:
+        last = KEYS.get(tables[0], last)
     table = given
     for name in tables:
         table = table.setdefault(name, {})

@@ -52,6 +52,30 @@ class Cosine(Schedule):
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2
 
 
+@component("schedule", "linear")
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """The learning rate falls from its full value in a straight line over the whole run.
+
+    Args:
+        warmup: the share of the steps in which it first rises in a straight line.
+        final: what is left of it in the end, as a share of the full value.
+
+    >>> [Linear(warmup=0.2).multiplier(step, 5, 0.5) for step in range(6)]
+    [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    warmup: Share = 0.0
+    final: Unit = 0.0
+
+    def multiplier(self, step: int, steps: int, sample_rate: float) -> float:
+        rising = self.warmup * steps
+        if step < rising:
+            return (step + 1) / (math.floor(rising) + 1)
+        share = min(1.0, (step - rising) / (steps - rising))
+        return self.final + (1 - self.final) * (1 - share)
+
+
 @component("schedule", "step")
 @dataclass(frozen=True)
 class Step(Schedule):

@@ -14,30 +14,20 @@ from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from hoarfrost import validate
-from hoarfrost.epochs import MOST_STEPS
 from hoarfrost.errors import InvalidValue
 from hoarfrost.recipes.base import Table as Table
 from hoarfrost.recipes.data import Data as Data
-from hoarfrost.registry import (
-    Component,
-    Count,
-    Natural,
-    NotNegative,
-    Positive,
-    Probability,
-    Rate,
-    Whole,
-    components,
-)  # fmt: skip
+from hoarfrost.recipes.tables import Augment as Augment
+from hoarfrost.recipes.tables import Loop as Loop
+from hoarfrost.recipes.tables import Privacy as Privacy
+from hoarfrost.registry import Component, components
 from hoarfrost.registry.component import EMPTY, Groups
 from hoarfrost.registry.docstrings import meanings
-from hoarfrost.registry.types import File, Label, checked, recipe_type, up_to
+from hoarfrost.registry.types import File, Label, recipe_type
 
-MOST_EPOCHS = 1_000_000
 LONGEST_NAME = 50  # a folder is named after it
 
-KEYS = {"model": "name"}  # the key that chooses a component; "kind" in other tables
+KEYS = {"model": "name"}  # the key that chooses a component; "kind" in other tables, and "kind" is understood in all
 DEFAULTS = {"clip": "local", "loss": "cross_entropy"}  # what is chosen where a table does not say
 
 
@@ -127,7 +117,7 @@ class Chooses:
             return given
         if not isinstance(given, Mapping):
             raise PydanticKnownError("dict_type")
-        key = KEYS.get(self.table, "kind")
+        key, given = KEYS.get(self.table, "kind"), renamed(self.table, given)
         kind = given.get(key, DEFAULTS.get(self.table))
         if kind is None:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(key)})
@@ -145,7 +135,20 @@ class Chooses:
         return _table_of(known[kind]) if isinstance(kind, str) and kind in known else None
 
 
+def renamed(table: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries of a table that chooses a component, with "kind" under the name that this table has for it.
+
+    >>> renamed("model", {"kind": "mlp", "hidden": [8]})
+    {'hidden': [8], 'name': 'mlp'}
+    """
+    key = KEYS.get(table, "kind")
+    if key in given or "kind" not in given:
+        return given
+    return {name: value for name, value in given.items() if name != "kind"} | {key: given["kind"]}
+
+
 Model = Annotated[Any, Chooses("model")]
+Peft = Annotated[Any, Chooses("peft")]
 Loss = Annotated[Any, Chooses("loss")]
 Optimizer = Annotated[Any, Chooses("optimizer")]
 Schedule = Annotated[Any, Chooses("schedule")]
@@ -165,6 +168,11 @@ def meaning(of: type[Table], key: str) -> str:
         return "a second freezer: what either of them freezes is frozen."
     said = {argument.name: argument.meaning for argument in of._component.arguments}
     return said.get(key, of._component.summary)
+
+
+def load_tokenizer(wanted: ComponentTable) -> Any:
+    """The tokenizer of the model that a recipe chooses; the model's keys are its arguments."""
+    return wanted._component.load_tokenizer("model", _arguments(wanted))
 
 
 def build_what_needs_no_data(recipe: Recipe) -> None:
@@ -206,7 +214,7 @@ def forms(name: str) -> tuple[type[Table], ...]:
     """What a table of the recipe can look like: one form, or one for each component that it can choose.
 
     >>> forms("privacy"), forms("name"), "clip-local" in [form.__name__ for form in forms("clip")]
-    ((<class 'hoarfrost.recipes.schema.Privacy'>,), (), True)
+    ((<class 'hoarfrost.recipes.tables.Privacy'>,), (), True)
     """
     mark = _table_or_choice(Recipe, name)
     if isinstance(mark, Chooses):
@@ -218,13 +226,14 @@ def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
     """The table that stands under a key; of a component, the one that the given table chooses. None if there is none.
 
     >>> table_at(Recipe, "privacy", {}), table_at(Recipe, "name", "x")
-    (<class 'hoarfrost.recipes.schema.Privacy'>, None)
+    (<class 'hoarfrost.recipes.tables.Privacy'>, None)
     """
     mark = _table_or_choice(above, key)
     if not isinstance(mark, Chooses):
         return mark
-    default = DEFAULTS.get(mark.table)
-    return mark.table_of(given.get(KEYS.get(mark.table, "kind"), default)) if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping):
+        return None
+    return mark.table_of(renamed(mark.table, given).get(KEYS.get(mark.table, "kind"), DEFAULTS.get(mark.table)))
 
 
 def _table_or_choice(above: type[Table], key: str) -> type[Table] | Chooses | None:
@@ -243,89 +252,7 @@ def _parts(field: FieldInfo) -> Iterator[Any]:
         waiting += get_args(each)
 
 
-class Augment(Table):
-    """Random changes to images that leave their class alone.
-
-    Args:
-        shift: the largest shift, in pixels, each way.
-        flip: mirror every image with probability 1/2.
-    """
-
-    shift: Count = 0
-    flip: bool = False
-
-
-class Privacy(Table):
-    """The budget, and all that decides what it buys.
-
-    Args:
-        delta: δ of the guarantee; choose it below one over the number of examples.
-        epsilon: ε that the whole run may spend; the noise is calibrated for it.
-        noise_multiplier: instead of ``epsilon``: the noise relative to the sensitivity. 0 is allowed, and is not
-            private.
-        batch_size: the expected number of examples in a step.
-        sample_rate: instead of ``batch_size``: the probability with which each example takes part in a step.
-        per_person: with ``data.person``: a person takes part with up to so many of their rows, drawn anew each time,
-            whose gradients are averaged before they are clipped. ``batch_size``, ``sample_rate`` and ``epochs`` then
-            count people.
-        epochs: the length of the run in epochs.
-        steps: instead of ``epochs``: the length of the run in steps.
-        accountant: how ε is computed: "pld" is nearly exact, "rdp" is Rényi accounting.
-        seed: makes a run repeatable, noise included, so that nothing of it may be released.
-    """
-
-    _one_of = (("epsilon", "noise_multiplier"), ("batch_size", "sample_rate"), ("epochs", "steps"))
-
-    delta: Probability
-    epsilon: Positive | None = None
-    noise_multiplier: NotNegative | None = None
-    batch_size: Positive | None = None
-    sample_rate: Rate | None = None
-    per_person: Annotated[int, checked(validate.whole, up_to(1000)), Label("whole number from 1 to 1000")] | None = None
-    epochs: (
-        Annotated[float, checked(validate.positive, validate.finite, up_to(MOST_EPOCHS)), Label("number above 0")]
-        | None
-    ) = None
-    steps: Annotated[int, checked(validate.whole, up_to(MOST_STEPS)), Label("whole number, 1 or above")] | None = None
-    accountant: Literal["pld", "rdp"] = "pld"
-    seed: Natural | None = None
-
-    @model_validator(mode="after")
-    def _lengths_make_sense(self) -> Privacy:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InvalidValue(f"batch_size must be 1 or above, got {self.batch_size}; sample_rate can say less")
-        if self.epochs is not None and self.sample_rate is not None and self.epochs > MOST_STEPS * self.sample_rate:
-            raise InvalidValue(
-                f"{self.epochs:g} epochs at a sample_rate of {self.sample_rate:g} take more than {MOST_STEPS:g} steps"
-            )
-        return self
-
-
-_UpToThousand = Annotated[int, checked(validate.whole, up_to(1000)), Label("whole number from 1 to 1000")]
-
-
-class Loop(Table):
-    """What changes neither the guarantee nor the budget.
-
-    Args:
-        max_physical_batch: the most examples that are worked on at once, which bounds the memory.
-        views: the number of augmented views of an example that are averaged before it is clipped.
-        evaluate_every: the number of epochs after which the test set is evaluated.
-        threads: the number of processor cores to use; by default torch decides.
-        channels_last: lay images out pixel by pixel, which is faster for some networks and slower for others.
-        checkpoint_every: the number of steps after which a checkpoint is written.
-        checkpoints_kept: the number of checkpoints that are kept, the last ones.
-        reserve_ahead: the number of steps that the ledger reserves at a time, which is what a kill can lose.
-    """
-
-    max_physical_batch: Whole | None = None
-    views: _UpToThousand = 1
-    evaluate_every: Whole = 1
-    threads: _UpToThousand | None = None
-    channels_last: bool = False
-    checkpoint_every: Whole = 50
-    checkpoints_kept: Whole = 2
-    reserve_ahead: Whole = 1
+_TEXTS = 'take model.name = "transformers"'
 
 
 class Recipe(Table):
@@ -336,6 +263,8 @@ class Recipe(Table):
         data: what is trained on.
         augment: random changes to the training images; none without this table.
         model: what is trained.
+        peft: adapters that are put into a pretrained model, and trained with its head while all else is frozen; none
+            without this table.
         loss: what is minimized: it decides whether classes or real numbers are learned.
         optimizer: how the weights move.
         schedule: how the learning rate changes; not at all without this table.
@@ -355,6 +284,7 @@ class Recipe(Table):
     data: Data
     augment: Augment | None = None
     model: Model
+    peft: Peft | None = None
     loss: Loss = Field(default_factory=lambda: table("loss", DEFAULTS["loss"])())
     optimizer: Optimizer
     schedule: Schedule | None = None
@@ -370,6 +300,30 @@ class Recipe(Table):
                 "data.person (the column that says whose a row is) and privacy.per_person (the most rows of a person "
                 "that take part in a step) belong together"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _texts_have_a_tokenizer(self) -> Recipe:
+        of = self.model._component
+        if self.data.text is not None and of.tokenizer is None:
+            raise InvalidValue(
+                f"data.text needs a model with a tokenizer, and model.name = {of.kind} has none: {_TEXTS}"
+            )
+        if self.data.text is None and of.tokenizer is not None:
+            raise InvalidValue(
+                f"model.name = {of.kind} reads texts: say which column of a table holds them (data.text)"
+            )
+        if self.data.text is not None and self.augment is not None:
+            raise InvalidValue("augment changes images, and data.text is for texts: leave out one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_place(self) -> Recipe:
+        of = self.model._component
+        if self.peft is not None and "adapters" not in of.given:
+            raise InvalidValue(f"peft is for pretrained models, and model.name is {of.kind}: {_TEXTS}")
+        if self.peft is not None and getattr(self.model, "train", None) is not None:
+            raise InvalidValue("model.train and peft both say what is trained: leave out one of them")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from hoarfrost.registry.types import Channels as Channels
 from hoarfrost.registry.types import ClipStyle as ClipStyle
 from hoarfrost.registry.types import Count as Count
 from hoarfrost.registry.types import FilePath as FilePath
+from hoarfrost.registry.types import FolderPath as FolderPath
 from hoarfrost.registry.types import Natural as Natural
 from hoarfrost.registry.types import NotNegative as NotNegative
 from hoarfrost.registry.types import Patterns as Patterns

@@ -19,7 +19,9 @@ EMPTY = inspect.Parameter.empty
 
 # Arguments of these names are no keys of a recipe: they are handed over when the component is built.
 GIVEN: dict[str, tuple[str, ...]] = {
-    "model": ("shape", "classes"),  # of an example, and how many outputs are needed: one for each class
+    # The shape of an example, how many outputs are needed (one for each class), and what puts adapters into the model.
+    "model": ("shape", "classes", "adapters"),
+    "peft": ("head",),  # the names of the modules of the model's head
     "optimizer": ("params",),  # the model's parameters
     "freeze": (
         "network",
@@ -53,19 +55,27 @@ class Component:
     one_of: Groups = ()  # of each group exactly one is said
     at_most_one: Groups = ()
     takes: tuple[int, ...] | None = None  # the shape of an example, if a model takes no other
+    tokenizer: str | None = None  # module:name of what loads the tokenizer of a model for texts, from the same keys
     target: Callable[..., Any] | None = None  # None if it was read from its source
     check: Callable[..., None] | None = None
     examples: Callable[[], Iterable[Any]] = tuple  # what audits try; none by default
 
     def build(self, at: str, keys: Mapping[str, Any], **given: Any) -> Any:
         """The component itself. What it refuses is told under its place in the recipe, ``at``."""
-        target = self.target
-        if target is None:
-            module, _, name = self.where.partition(":")
-            target = getattr(import_module(module), name)
+        target = self.target or _found(self.where)
         make = getattr(target, "from_recipe", target)
         try:
             return make(**{name: given[name] for name in self.given}, **keys)
+        except InvalidValue as error:
+            raise InvalidValue(self.placed(at, str(error))) from error
+
+    def load_tokenizer(self, at: str, keys: Mapping[str, Any]) -> Any:
+        """The tokenizer of a model for texts, from those of the model's keys that it takes."""
+        if self.tokenizer is None:
+            raise InvalidValue(f"{at}: {self.kind} has no tokenizer, and data.text needs one")
+        load = _found(self.tokenizer)
+        try:
+            return load(**{name: keys[name] for name in inspect.signature(load).parameters if name in keys})
         except InvalidValue as error:
             raise InvalidValue(self.placed(at, str(error))) from error
 
@@ -86,6 +96,12 @@ class Component:
         if message.split(maxsplit=1)[0] in {argument.name for argument in self.arguments}:
             return f"{at}.{message}"
         return message if f"{self.table}." in message or f"the {self.table} " in message else f"{at}: {message}"
+
+
+def _found(where: str) -> Callable[..., Any]:
+    module, _, name = where.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 def check_groups(one_of: Groups, at_most_one: Groups, said: Container[str]) -> None:

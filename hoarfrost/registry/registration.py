@@ -18,6 +18,7 @@ READ = {"clip": "hoarfrost.clipping", "freeze": "hoarfrost.freezing", "model": "
 # These import torch when something is built. (Data sets do at once, but no recipe is checked against their names.)
 IMPORTED = {
     "loss": "hoarfrost.recipes.losses",
+    "peft": "hoarfrost.recipes.adapters",
     "optimizer": "hoarfrost.recipes.optimizers",
     "schedule": "hoarfrost.recipes.schedules",
     "data": "hoarfrost.data",
@@ -36,6 +37,7 @@ def component(
     at_most_one: Groups = (),
     check: Callable[..., None] | None = None,
     takes: tuple[int, ...] | None = None,
+    tokenizer: str | None = None,
 ) -> Callable[[Target], Target]:
     """Makes a class or a function something that a recipe can name: the one place where it is registered.
 
@@ -50,7 +52,7 @@ def component(
     refused when the run is prepared. Classes from elsewhere are built, and so refuse, when a recipe is checked.
 
     Args:
-        table: "clip", "freeze", "loss", "optimizer", "schedule", "model" or "data".
+        table: "clip", "freeze", "loss", "peft", "optimizer", "schedule", "model" or "data".
         kind: its name in a recipe.
         examples: what audits should try, made when they run. Of a clipping style, instances. Of a freezer, pairs: an
             instance, and about which share of the coordinates it leaves live. Of an optimizer, pairs: the name of the
@@ -59,6 +61,8 @@ def component(
         at_most_one: as ``one_of``, but none need be said.
         check: is handed all keys when a recipe is checked. For functions: a class checks in its constructor.
         takes: the shape of an example, of a model that takes no other.
+        tokenizer: of a model for texts: ``"module:name"`` of a function that loads its tokenizer, from those of the
+            model's arguments that it has as well (`hoarfrost.data.Tokenizer` says what it gives).
 
     >>> from dataclasses import dataclass
     >>> @component("schedule", "halving")
@@ -88,8 +92,8 @@ def component(
             shown, has = _names(own.arguments), _names(arguments)
             raise InvalidValue(f"{where}: write its arguments out: its file shows {shown}, it has {has}")
         _REGISTERED[table, kind] = Component(
-            table, kind, where, summary(target.__doc__), arguments, given, one_of, at_most_one, takes, target, check,
-            examples,
+            table, kind, where, summary(target.__doc__), arguments, given, one_of, at_most_one, takes, tokenizer,
+            target, check, examples,
         )  # fmt: skip
         return target
 

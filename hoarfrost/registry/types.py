@@ -34,7 +34,7 @@ class Label:
 
 @dataclass(frozen=True)
 class File:
-    """Marks the path of a file: `read_recipe` keeps it below the recipe's folder."""
+    """Marks the path of a file or a folder: `read_recipe` keeps it below the recipe's folder."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ Integer = Annotated[int, checked(up_to(10**18)), Label("whole number")]
 Natural = Annotated[int, checked(up_to(10**18), validate.not_negative), Label("whole number, 0 or above")]
 Text = Annotated[str, Field(max_length=1000), Label("text")]
 FilePath = Annotated[str, Field(max_length=1000), File(), Label("path of a file")]
+FolderPath = Annotated[str, Field(max_length=1000), File(), Label("path of a folder")]
 Widths = Annotated[tuple[Whole, ...], Field(max_length=MOST_ENTRIES)]
 Channels = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
 Patterns = Annotated[

@@ -8,19 +8,24 @@ if TYPE_CHECKING:
     from hoarfrost.recipes.loading import recipes as recipes
     from hoarfrost.recipes.loading import to_toml as to_toml
     from hoarfrost.recipes.schema import Recipe as Recipe
+    from hoarfrost.train.loading import load_model as load_model
     from hoarfrost.train.progress import Progress as Progress
     from hoarfrost.train.progress import progress_for as progress_for
     from hoarfrost.train.running import RunResult as RunResult
     from hoarfrost.train.running import resume as resume
     from hoarfrost.train.running import run as run
 
-__all__ = ["Progress", "Recipe", "RunResult", "progress_for", "read_recipe", "recipes", "resume", "run", "to_toml"]
+__all__ = [
+    "Progress", "Recipe", "RunResult", "load_model", "progress_for", "read_recipe", "recipes", "resume", "run",
+    "to_toml",
+]  # fmt: skip
 
 # Torch takes seconds to import: it waits until something is trained, so that a wrong recipe is refused at once.
 _WHERE = {
     "Progress": "hoarfrost.train.progress",
     "Recipe": "hoarfrost.recipes.schema",
     "RunResult": "hoarfrost.train.running",
+    "load_model": "hoarfrost.train.loading",
     "progress_for": "hoarfrost.train.progress",
     "read_recipe": "hoarfrost.recipes.loading",
     "recipes": "hoarfrost.recipes.loading",

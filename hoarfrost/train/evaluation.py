@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
+from hoarfrost.data import Texts, batches
 from hoarfrost.errors import InvalidValue
 from hoarfrost.measure import Calibration
+from hoarfrost.models import outputs_of
+from hoarfrost.nested import map_tensors
 from hoarfrost.recipes.losses import CROSS_ENTROPY, Loss
 
 TEST_BATCH = 1024
+TEST_TEXTS = 64  # of a batch: what a layer computes for texts of a length takes far more memory than for images
 OF_CALIBRATION = ("nll", "brier", "ece", "mce")
 
 
@@ -65,7 +69,9 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, test: TensorDataset, device: torch.device, loss: Loss = CROSS_ENTROPY) -> Evaluation:
+def evaluate(
+    model: nn.Module, test: TensorDataset | Texts, device: torch.device, loss: Loss = CROSS_ENTROPY
+) -> Evaluation:
     """The figures of the model on a test set, in evaluation mode.
 
     >>> test = TensorDataset(torch.eye(2), torch.tensor([0, 1]))
@@ -74,14 +80,15 @@ def evaluate(model: nn.Module, test: TensorDataset, device: torch.device, loss: 
     """
     training, average = model.training, Average.on(device)
     model.eval()
-    found = []
-    for x, y in DataLoader(test, batch_size=TEST_BATCH):
-        x, y = x.to(device), y.to(device)
-        outputs = model(x)
+    found, seen = [], []
+    for batch in batches(test, TEST_TEXTS if isinstance(test, Texts) else TEST_BATCH):
+        x, y = map_tensors(lambda t: t.to(device), batch)
+        outputs = outputs_of(model, x)
         average.add(loss(outputs, y), loss.logits(outputs), y)
         found.append(outputs)
+        seen.append(y)
     model.train(training)
-    outputs, targets = torch.cat(found).double().cpu(), test.tensors[1]
+    outputs, targets = torch.cat(found).double().cpu(), torch.cat(seen).cpu()
     logits = loss.logits(outputs)
     calibration = None if logits is None else calibration_of(logits, targets)
     mean = average.loss

@@ -10,11 +10,15 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from hoarfrost.data import Texts
+
 FILE = "not-private/data.json"
 
 
-def digest(data: TensorDataset, people: Tensor | None = None) -> bytes:
+def digest(data: TensorDataset | Texts, people: Tensor | None = None) -> bytes:
     """A hash of every example and label, and of whose they are. Private: who knows all but one could try out that one.
+
+    Texts are hashed as they were before they were cut into tokens.
 
     >>> import torch
     >>> ones = TensorDataset(torch.ones(2, 3), torch.zeros(2))
@@ -24,7 +28,12 @@ def digest(data: TensorDataset, people: Tensor | None = None) -> bytes:
     False
     """
     total = hashlib.sha256()
-    for tensor in data.tensors if people is None else (*data.tensors, people):
+    tensors: list[Tensor] = []
+    if isinstance(data, Texts):
+        total.update(data.digest)
+    else:
+        tensors += data.tensors
+    for tensor in tensors if people is None else (*tensors, people):
         total.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
         total.update(_bytes(tensor))
     return total.digest()

@@ -10,6 +10,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
+from hoarfrost.data import Texts
+from hoarfrost.models import outputs_of
+from hoarfrost.nested import map_tensors
 from hoarfrost.recipes.losses import CROSS_ENTROPY, Loss
 from hoarfrost.run import Private
 from hoarfrost.train.evaluation import Average, Evaluation, evaluate
@@ -46,7 +49,7 @@ class Epoch:
 
 def train(
     private: Private,
-    test: TensorDataset,
+    test: TensorDataset | Texts,
     *,
     device: torch.device,
     loss: Loss = CROSS_ENTROPY,
@@ -70,11 +73,11 @@ def train(
         average = Average.on(device)
         first_of_epoch, shares = private.steps_taken, 0.0 if controller is None else controller.live_shares
         model.train()
-        for x, y in loader:
-            x, y = x.to(device), y.to(device)
+        for batch in loader:
+            x, y = map_tensors(lambda t: t.to(device), batch)
             taken = private.steps_taken
             optimizer.zero_grad()
-            outputs = model(x)
+            outputs = outputs_of(model, x)
             losses = loss.of_each(outputs, y)
             optimizer.backward(losses)
             optimizer.step()

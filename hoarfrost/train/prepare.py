@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from hoarfrost import budget, data
 from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
@@ -81,6 +82,11 @@ class Prepared:
         """How many numbers the model has."""
         return sum(p.numel() for p in self.private.model.parameters())
 
+    @property
+    def trained_parameters(self) -> int:
+        """How many of them the optimizer moves."""
+        return sum(p.numel() for group in self.private.optimizer.param_groups for p in group["params"])
+
     def overview(self) -> Overview:
         """What is shown of it."""
         private, recipe = self.private, self.recipe
@@ -89,7 +95,7 @@ class Prepared:
         return Overview(
             headline=(
                 f"{recipe.name}: {self._size()}, {recipe.model.name} with {self.parameters:,} "
-                f"parameters on {self.device}\n"
+                f"parameters{self._trained()} on {self.device}\n"
                 f"{self.steps} steps with {private.expected_batch:g} {counted(private.plan.unit)} expected in each, "
                 f"noise multiplier {private.noise_multiplier:.4g}, "
                 f"clipping {private.optimizer.engine.clipper_repr}{self._resumed()}"
@@ -108,6 +114,9 @@ class Prepared:
     def _size(self) -> str:
         rows, people = len(self.splits.train), self.private.loader.people
         return f"{rows} examples" if people is None else f"{len(people)} people with {rows} rows"
+
+    def _trained(self) -> str:
+        return "" if self.trained_parameters == self.parameters else f", {self.trained_parameters:,} of them trained,"
 
     def _resumed(self) -> str:
         """What a restart has cost."""
@@ -148,10 +157,12 @@ class Parts:
     ) -> Parts:
         """Loads the data and builds the freezer, unless they are given; builds model and optimizer."""
         loss = losses.build(recipe.loss)
-        splits = splits or sources.load(recipe.data, real_targets=loss.real_targets)
+        splits = splits or sources.load(
+            recipe.data, real_targets=loss.real_targets, tokenizer=lambda: schema.load_tokenizer(recipe.model)
+        )
         loss = loss.in_units(splits.unit)
         outputs = losses.outputs(recipe.loss, loss, splits.classes)
-        model = networks.build(recipe.model, splits, outputs).to(device)
+        model = networks.build(recipe.model, splits, outputs, recipe.peft).to(device)
         if recipe.loop.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return cls(
@@ -160,7 +171,7 @@ class Parts:
             device=device,
             model=model,
             loss=loss,
-            optimizer=optimizers.build(recipe.optimizer, model.parameters()),
+            optimizer=optimizers.build(recipe.optimizer, [p for p in model.parameters() if p.requires_grad]),
             examples=_examples(recipe, splits),
             freezer=freezers.with_scaling(
                 freezer or freezers.build(recipe.freeze, model, recipe.data, loss), model, recipe.data
@@ -269,6 +280,8 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
 
 
 def _examples(recipe: Recipe, splits: data.Splits) -> Any:
+    if isinstance(splits.train, data.Texts):
+        return DataLoader(splits.train, collate_fn=splits.train.collate)  # which lends its collate function
     if recipe.augment is None:
         return splits.train
     return data.Augmented(splits.train, shift=recipe.augment.shift, flip=recipe.augment.flip)

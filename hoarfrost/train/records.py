@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -210,6 +211,7 @@ class Records:
             "test_examples": len(run.splits.test),
             "classes": run.splits.classes,
             "parameters": run.parameters,
+            "trained_parameters": run.trained_parameters,
             "density": run.density,
             **self._tested(),
             "private": run.planned.private,
@@ -239,5 +241,6 @@ def runs_of(folder: Path) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("hoarfrost", "torch", "numpy", "dp-accounting")
+    used = (name for name in ("transformers", "tokenizers", "peft") if name in sys.modules)
+    packages = ("hoarfrost", "torch", "numpy", "dp-accounting", *used)
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.columns import Columns
-from hoarfrost.data import Splits, csv_files, from_table, parquet_files, table
+from hoarfrost.data import Splits, csv_files, from_table, parquet_files, reading
 from hoarfrost.errors import InvalidValue, MissingExtra
 
 RULES: dict[str, Any] = {
@@ -351,7 +351,7 @@ def test_a_zip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         loaded(path)
 
 
-@pytest.mark.parametrize("part", [parquet_files, table], ids=lambda part: part.__name__)
+@pytest.mark.parametrize("part", [parquet_files, reading], ids=lambda part: part.__name__)
 def test_a_table_that_does_not_fit_into_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Any
 ) -> None:
@@ -389,10 +389,7 @@ def test_damaged_parquet_files_are_refused_without_telling_more(tmp_path: Path) 
 
 def test_real_targets_are_scaled_by_their_bounds(tmp_path: Path) -> None:
     rows = [f"1,red,0,{target}" for target in ("3", "8", "5.5", "100", "", "x")]
-    parts = table._Parts(Columns(**RULES | {"labels": None, "target_bounds": (3, 8)}))
-    with csv_files.open_csv(written(tmp_path, rows)) as opened:
-        parts.add(opened, lambda first, ids: np.zeros(len(ids), dtype=bool))
-    targets: Tensor = torch.cat(parts.y[0])
+    targets: Tensor = loaded(written(tmp_path, rows), labels=None, target_bounds=(3, 8)).train.tensors[1]
     assert targets.tolist() == [-1.0, 1.0, 0.0, 1.0]
     assert targets.dtype == torch.float32
 
@@ -446,7 +443,7 @@ def test_people_are_tested_on_with_all_their_rows_or_not_at_all(tmp_path: Path) 
     path = owned(tmp_path, ids)
     splits = loaded(path, person="who", test_share=0.3)
     assert splits.people is not None
-    tested = table.people_to_test(ids, 0.3, 0)
+    tested = reading.people_to_test(ids, 0.3, 0)
     kept = [id for id, test in zip(ids, tested, strict=True) if not test]
     assert len(splits.train) == len(kept) == len(splits.people)
     assert len(set(kept)) == len(splits.people.unique())
@@ -454,8 +451,8 @@ def test_people_are_tested_on_with_all_their_rows_or_not_at_all(tmp_path: Path) 
     assert 0.15 < 1 - len(set(kept)) / len(set(ids)) < 0.45
     # Somebody else's rows move nobody to the other side.
     fewer = [id for id in ids if id != kept[0]]
-    assert [*table.people_to_test(fewer, 0.3, 0)] == [t for id, t in zip(ids, tested, strict=True) if id != kept[0]]
-    assert table.people_to_test(ids, 0.3, 1).tolist() != tested.tolist()
+    assert [*reading.people_to_test(fewer, 0.3, 0)] == [t for id, t in zip(ids, tested, strict=True) if id != kept[0]]
+    assert reading.people_to_test(ids, 0.3, 1).tolist() != tested.tolist()
 
 
 def test_a_test_file_need_not_say_whose_its_rows_are(tmp_path: Path) -> None:

@@ -93,11 +93,6 @@ WRONG: dict[str, tuple[Loss, dict[str, Any], str]] = {
     "the median": (lambda o, y: per_example(o, y).median(), {}, "takes the largest"),
     "sorted": (lambda o, y: (per_example(o, y).sort().values * torch.arange(len(y))).mean(), {}, "sorts examples"),
     "the two hardest": (lambda o, y: per_example(o, y).topk(2).values.sum() / len(y), {}, "sorts examples"),
-    "flooding": (lambda o, y: (F.cross_entropy(o, y) - 1).abs() + 1, {}, "flooding"),
-    "the larger of two": (
-        lambda o, y: torch.maximum(F.cross_entropy(o, y), o.square().mean()) + o.mean(), {}, "neither a factor",
-    ),
-    "a clamped loss in a sum": (lambda o, y: o.square().mean() - 0.1 * o.mean().clamp(max=1), {}, "neither a factor"),
     "thirds that are divided": (lambda o, y: F.cross_entropy(o, y) / 3, {"parts": 3}, "parts are added up"),
 }  # fmt: skip
 RIGHT: dict[str, tuple[Loss, dict[str, Any]]] = {

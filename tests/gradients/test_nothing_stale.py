@@ -358,15 +358,6 @@ def test_an_empty_batch_runs_through_a_model_that_cannot_run_on_nothing() -> Non
     assert sums_so_far(engine)
 
 
-class UsesAnothersWeight(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.body = nn.Embedding(7, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.body(self.table(x)), self.table.weight)
-
-
 class Flattens(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -473,7 +464,6 @@ REFUSED = {
     "a batch sorted inside of the model": (SortsItsBatch, torch.randn(5, 4), r"second \(Linear\).* another order"),
     "a batch sorted and packed": (SortsAndPacks, of_lengths(1, 3, 2, 1, 3), r"lstm \(LSTM\).* another order"),
     "a mean over the batch": (Centres, torch.randn(5, 4), r"inner \(Linear\), its input: changing one example"),
-    "a weight read by another module": (UsesAnothersWeight, torch.randint(7, (5, 3)), r"table\.weight is used outside"),
     "examples merged with positions": (Flattens, torch.randn(5, 3, 4), r"inner \(Linear\) .* cannot be attributed"),
     "a buffer that keeps data": (Counts, torch.randn(5, 4), "buffer seen changes"),
     "a bare matrix on merged examples": (

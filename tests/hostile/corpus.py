@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile import archives, checkpoints, downloads, ledgers, recipes, tables, tensors
+from tests.hostile import archives, checkpoints, downloads, ledgers, models, recipes, tables, tensors
 
 Write = Callable[[Path], None]
 Command = Callable[[Path, Path], list[str]]
@@ -40,6 +40,11 @@ def as_table(file: Path, out: Path) -> list[str]:
     recipe = file.with_name("reads-it.toml")
     recipe.write_text(recipes.changed(data=f'path = "{file.name}"\n{tables.RULES}'))
     return ["train", str(recipe), "--out", str(out)]
+
+
+def as_model(file: Path, out: Path) -> list[str]:
+    """The file is the folder of a pretrained model."""
+    return ["train", str(models.write_recipe(file.parent, file.name)), "--out", str(out)]
 
 
 def as_tokens(file: Path, out: Path) -> list[str]:
@@ -82,6 +87,7 @@ CORPUS: dict[str, Hostile] = {
     **{name: Hostile(write, as_recipe) for name, write in recipes.FILES.items()},
     **{name: Hostile(write, as_data) for name, write in {**archives.FILES, **tensors.FILES}.items()},
     **{name: Hostile(write, as_table) for name, write in tables.FILES.items()},
+    **{name: Hostile(write, as_model) for name, write in models.FILES.items()},
     **{name: Hostile(write, as_tokens) for name, write in tensors.TOKENS.items()},
     **{name: Hostile(write, as_checkpoint) for name, write in checkpoints.FILES.items()},
     **{name: Hostile(write, as_ledger_shown) for name, write in ledgers.FILES.items()},

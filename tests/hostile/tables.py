@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,31 @@ def _same_name_twice() -> bytes:
     return buffer.getvalue()
 
 
+def _folder(folder: Path, name: str, content: bytes | None = None, size: int = 0, link: str = "") -> None:
+    """As `datasets` writes it, with a file of that name."""
+    folder.mkdir()
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    if link:
+        (folder / name).symlink_to(link)
+    elif content is not None:
+        _sparse(max(size, len(content)), content)(folder / name)
+
+
+def _stream() -> bytes:
+    buffer = io.BytesIO()
+    table = arrow.table({"a": [1.0, 2.0] * 3, "b": ["red", "blue"] * 3, "y": [0, 1] * 3})
+    with arrow.ipc.new_stream(buffer, table.schema) as stream:
+        stream.write_table(table)
+    return buffer.getvalue()
+
+
+def _with_far_offset() -> bytes:
+    """The last text ends a gigabyte behind the others."""
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 3, 7, 10, 14, 17, 21))
+    assert _stream().count(offsets) == 1
+    return _stream().replace(offsets, offsets[:-4] + (1 << 30).to_bytes(4, "little"))
+
+
 GOOD_PARQUET = _parquet()
 
 FILES: dict[str, Callable[[Path], None]] = {
@@ -90,6 +116,26 @@ FILES: dict[str, Callable[[Path], None]] = {
     "not-zipped-after-all.csv.gz": _bytes(b"\x1f\x8b" + b"x" * 1000),
     "zeros.csv.gz": _bytes(gzip.compress(bytes(50 << 20), 1)),
     "one-line-of-50-mib.csv.gz": _bytes(gzip.compress(HEADER.encode() + b"1" * (50 << 20), 1)),
+    "list.jsonl": _text('{"a": 1, "b": "red", "y": 0}\n[1, "red", 0]\n'),
+    "nested.jsonl": _bytes(b'{"a": ' + b"[" * 400_000 + b"\n"),
+    "digits.jsonl": _bytes(b'{"a": ' + b"9" * 900_000 + b"}\n"),
+    "object-in-cell.jsonl": _text('{"a": {"b": 1}, "b": "red", "y": 0}\n'),
+    "escape-in-key.jsonl": _text('{"a": 1, "b": "red", "y": 0, "\\u001b[2J": 1, "": 2}\n'),
+    "endless-line.jsonl": _sparse(1 << 40, b'{"a": 1'),
+    "latin-1.jsonl": _bytes(b'{"a": 1, "b": "r\xe9d", "y": 0}\n'),
+    "one-line-of-50-mib.jsonl.gz": _bytes(gzip.compress(b'{"a": "' + b"1" * (50 << 20), 1)),
+    "pickle.jsonl": payload.pickled,
+    "quotes-mean-nothing.tsv": _text('a\tb\ty\n"1\tred"\t0\n1\t0\n'),
+    "no-state": lambda file: file.mkdir(),
+    "state-leads-elsewhere": lambda file: _folder(file, "../secret.arrow"),
+    "state-lists-a-pickle": lambda file: _folder(file, "data.pkl"),
+    "state-lists-escapes": lambda file: _folder(file, "\x1b[2J"),
+    "arrow-of-zeros": lambda file: _folder(file, "data.arrow", bytes(1000)),
+    "arrow-of-ones": lambda file: _folder(file, "data.arrow", b"\xff" * 1000),
+    "arrow-cut": lambda file: _folder(file, "data.arrow", _stream()[:-20]),
+    "arrow-with-a-far-offset": lambda file: _folder(file, "data.arrow", _with_far_offset()),
+    "arrow-sparse-terabyte": lambda file: _folder(file, "data.arrow", b"\xff\xff\xff\xff", size=1 << 40),
+    "arrow-is-a-link": lambda file: _folder(file, "data.arrow", link="/etc/passwd"),
     "empty.parquet": _bytes(b""),
     "magic-only.parquet": _bytes(b"PAR1PAR1"),
     "text.parquet": _text(HEADER + ROWS),

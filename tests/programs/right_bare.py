@@ -164,3 +164,28 @@ def weight_norm_of_old(rows: Rows, make_private: MakePrivate) -> None:
     model = two_layers()
     nn.utils.weight_norm(model[0])
     fit(model, rows, make_private)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales, self.layer = nn.ParameterList([torch.ones(8)]), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Outer(nn.Module):
+    """Reads a list that belongs to a module which runs, and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = Inner(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x) * self.inner.scales[0])
+
+
+@right(vectors)
+def a_list_of_parameters_read_from_outside(rows: Rows, make_private: MakePrivate) -> None:
+    fit(Outer(), rows, make_private)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.programs import (  # noqa: F401 - their programs register themselves
     features,
+    fresh_loops,
+    fresh_models,
     right_arguments,
     right_backwards,
     right_bare,
@@ -26,6 +28,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     wrong_beside,
     wrong_crashes,
     wrong_data,
+    wrong_kinks,
     wrong_loops,
     wrong_losses,
     wrong_meetings,

@@ -78,31 +78,6 @@ def running_means_in_a_list_of_parameters(rows: Rows, make_private: MakePrivate)
     fit(Means(), rows, make_private)
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales, self.layer = nn.ParameterList([torch.ones(8)]), nn.Linear(6, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-class Outer(nn.Module):
-    """Reads a list that belongs to a module which runs, and does not use it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = Inner(), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.inner(x) * self.inner.scales[0])
-
-
-@wrong(vectors, refused("inner.scales.0", "outside of the module that holds it"))
-def a_list_of_parameters_read_from_outside(rows: Rows, make_private: MakePrivate) -> None:
-    fit(Outer(), rows, make_private)
-
-
 @wrong(vectors, refused("0.weight", "prune", "make both private then"))
 def weights_that_are_pruned_after_make_private(rows: Rows, make_private: MakePrivate) -> None:
     model = two_layers()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.optim import lr_scheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, WeightedRandomSampler
@@ -234,24 +234,6 @@ def an_l2_penalty_in_the_loss(rows: Rows, make_private: MakePrivate) -> None:
         optimizer.zero_grad()
         penalty = sum(p.square().sum() for p in model.parameters())
         (F.cross_entropy(model(x), y) + 1e-3 * penalty).backward()
-        optimizer.step()
-
-
-class TiedByHand(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.T)
-
-
-@wrong(vectors, refused("encoder.weight", "outside of the module"))
-def a_weight_read_by_another_module(rows: Rows, make_private: MakePrivate) -> None:
-    model = TiedByHand()
-    model, optimizer, loader = make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), rows, batch_size=4)
-    for x, _ in loader:
-        F.mse_loss(model(x), x).backward()
         optimizer.step()
 
 

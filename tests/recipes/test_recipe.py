@@ -55,7 +55,7 @@ WRONG = {
     "unknown table": ("[privacy]", "[privasy]", "privacy is missing; unknown key privasy; did you mean privacy?"),
     "unknown kind": ('"sgd"', '"sgdd"', "optimizer.kind cannot be 'sgdd'; did you mean sgd?"),
     "no kind": ('kind = "sgd"', "", "optimizer.kind is missing"),
-    "unknown model": ('"mlp"', '"transformer"', "model.name cannot be 'transformer'; it is one of: mlp, cnn,"),
+    "unknown model": ('"mlp"', '"forest"', "model.name cannot be 'forest'; it is one of: mlp, cnn,"),
     "missing key": ("lr = 1", "", "optimizer.lr is missing"),
     "text for a number": ("lr = 1", 'lr = "1"', "optimizer.lr: must be a valid number, got '1'"),
     "truth for a number": ("lr = 1", "lr = true", "optimizer.lr: must be a valid number, got True"),

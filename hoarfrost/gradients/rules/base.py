@@ -260,5 +260,6 @@ def not_attributable(name: str, module: nn.Module, x: Tensor, rows: int) -> NotP
         f"{name} ({type(module).__name__}) gets an input of shape {tuple(x.shape)}, in which no dimension counts the "
         f"{rows} examples of this batch, so its gradients cannot be attributed to individual examples. Keep the "
         f"examples in a dimension of their own (no flattening with others), and expand what they share: "
-        f"x.expand({rows}, ...)."
+        f"x.expand({rows}, ...). Where a layer is given some rows alone (experts), run it on all examples, and weigh "
+        "what comes out: gate[:, k, None] * expert(x)."
     )

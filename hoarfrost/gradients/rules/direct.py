@@ -2,8 +2,7 @@
 
 While such a module runs, every operation on one of its own parameters is looked at; those of a ParameterList in it,
 which never runs itself, are its own. An operation among parameters and constants alone (a slice, an exponential, a
-product with a buffer) gives something that is followed further. Where it meets a tensor of examples,
-`hoarfrost.gradients.rules.meeting` sees that each example's gradient is found.
+product with a buffer) gives something that all examples share, and that is followed further.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule
-from hoarfrost.gradients.rules.meeting import EXPANSIONS, Made, Meeting
+from hoarfrost.gradients.rules.meeting import Meeting
+from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
 
 # Without a tensor among their arguments, and public. (What `ones` or `randn` make may have a row for each example.)
 CONSTANTS = {torch.arange, torch.eye, torch.linspace}
-TYPES = {torch.Tensor.to, torch.Tensor.type_as}  # another tensor may say which type and device
 
 
 class DirectParametersRule(Rule):
@@ -33,7 +31,8 @@ class DirectParametersRule(Rule):
         return (p for _, p in own_parameters(module))
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        with _Follower(recorder, module):
+        follower = _Follower(recorder, module)
+        with in_place_of(follower.shared), follower:
             return original(*args, **kwargs)
 
 
@@ -52,6 +51,14 @@ def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield from ((f"{name}.{key}", p) for key, p in own_parameters(child))
 
 
+def holders(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, and inner ones that only hold parameters."""
+    yield module
+    for child in module.children():
+        if only_holds(child):
+            yield from holders(child)
+
+
 def only_holds(module: nn.Module) -> bool:
     """Whether the module has no `forward`, as lists and dictionaries have none: what it holds is used from outside."""
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
@@ -60,46 +67,24 @@ def only_holds(module: nn.Module) -> bool:
 class _Follower(TorchFunctionMode):
     def __init__(self, recorder: Recorder, module: nn.Module):
         super().__init__()
-        self.differentiating = torch.is_grad_enabled()  # off while the examples are being located
-        self.made: dict[int, Made] = {}  # by the id of a tensor that is kept in there
-        names: dict[nn.Parameter, str] = {}
+        self.meeting = Meeting(recorder, module)
+        self.own: dict[int, Made] = {}  # by the id of a parameter or buffer, however it is read
         for name, p in own_parameters(module):
-            names[p] = name
-            if p.requires_grad:
-                leaf = p.detach().requires_grad_()
-                self.made[id(p)] = Made(leaf, {p: leaf})
-            else:
-                self.made[id(p)] = Made(p.detach(), {})
-        self.made |= {id(b): Made(b, {}) for b in module.buffers(recurse=False)}
-        self.meeting = Meeting(recorder, module, names)
+            source = Source(p, name, p) if p.requires_grad else None
+            self.own[id(p)] = Made(p.detach()) if source is None else Made(source.stand_in, (source,))
+        # Where they are read from the module, that they are shared is seen by inner modules as well.
+        self.shared = {
+            holder: {
+                key: Shared.of(made, self.meeting)
+                for key, p in holder._parameters.items()
+                if (made := self.own.get(id(p))) is not None and made.sources
+            }
+            for holder in holders(module)
+        }
+        self.own |= {id(b): Made(b) for b in module.buffers(recurse=False)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in CONSTANTS:
-            return self._kept(func(*args, **kwargs), {})
-        flat, structure = tree_flatten((args, kwargs))
-        places = [i for i, item in enumerate(flat) if isinstance(item, Tensor)]
-        own = {i: self.made[id(flat[i])] for i in places if id(flat[i]) in self.made}
-        if not own or torch.is_grad_enabled() != self.differentiating:
-            return func(*args, **kwargs)
-        others = len(places) > len(own)
-        if func in TYPES or (not others and func not in EXPANSIONS):
-            return self._among_themselves(func, flat, own, structure)
-        if not any(made.leaves for made in own.values()):
-            return func(*args, **kwargs)
-        return self.meeting.of(func, flat, own, structure)
-
-    def _among_themselves(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
-        leaves: dict[nn.Parameter, Tensor] = {}
-        for i, made in own.items():
-            leaves |= made.leaves
-            flat[i] = made.value
-        args, kwargs = tree_unflatten(flat, structure)
-        with torch.enable_grad():  # which says what is a constant
-            return self._kept(func(*args, **kwargs), leaves)
-
-    def _kept(self, result: Any, leaves: dict[nn.Parameter, Tensor]) -> Any:
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, Tensor):
-                self.made[id(t)] = Made(t, leaves if t.requires_grad else {})
-        return result
+            return Shared.of(Made(func(*args, **kwargs)), self.meeting)
+        return self.meeting.call(func, args, kwargs, self.own)

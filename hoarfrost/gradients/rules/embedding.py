@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, Dense, Rows, at_least_float32
@@ -38,15 +38,6 @@ class EmbeddingRule(LayerRule):
 
     def check(self, module: Any, name: str) -> None:
         check_settings(module, name)
-
-    def locate(self, recorder: Recorder, module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-        dim = recorder.example_dims(module)(0, x)
-        if dim is not None and x.shape[dim] == recorder.rows:
-            return x, dim
-        # Positions that all examples share, [1, T] or [T]: looked up once for each example, or the sum of their
-        # gradients would be all that comes back. The index of a task, [1], is a position or stands for all examples.
-        shared = x if dim == 0 or (x.dim() > 1 and x.shape[0] == 1) else x.unsqueeze(0)
-        return shared.expand(recorder.rows, *shared.shape[1:]), 0
 
     def contributions(self, module: Any, x: Tensor, g: Tensor, live: LiveMasks, *saved: Tensor) -> NamedContributions:
         yield "weight", rows_of_table(x, g, module.num_embeddings, module.padding_idx)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -30,6 +31,15 @@ class FallbackRule(Rule):
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         return module.parameters()
+
+    def check(self, module: nn.Module, name: str) -> None:
+        for inner in module.modules():
+            if isinstance(inner, _SpectralNorm) and inner.training and inner._u.numel():
+                raise NotPrivate(
+                    f"{name}.parametrizations has a spectral_norm in training mode, which moves its buffers _u and _v "
+                    "at every call. Let them stay, after a few calls of the layer on made-up inputs: put the "
+                    "parametrization into evaluation mode, layer.parametrizations.eval(), after every model.train()"
+                )
 
     def forward(self, recorder: Recorder, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         flat, structure = tree_flatten((args, kwargs))

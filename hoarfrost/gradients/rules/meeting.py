@@ -1,4 +1,4 @@
-"""Where a bare parameter meets a tensor of examples: each example's gradient is found, or the operation is refused.
+"""Where what all examples share meets a tensor of examples: each one's gradient is found, or the operation is refused.
 
 Three kinds of operations have a short way: those that work element by element, maps by a matrix, and lookups in a
 table. In any other, each example gets a copy of the parameter, and the operation runs example by example
@@ -8,19 +8,20 @@ compared with that of the operation itself, which may do otherwise for a whole b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, Dense, Outer
 from hoarfrost.gradients.rules.base import Recorder, flatten_positions
 from hoarfrost.gradients.rules.embedding import rows_of_table
+from hoarfrost.gradients.rules.shared import Made, Shared, Source, plain
 
 T = torch.Tensor
 REPETITIONS = {T.repeat, torch.tile, T.tile}
@@ -31,29 +32,106 @@ ELEMENTWISE = {
     torch.mul, T.mul, T.mul_, T.__mul__, T.__rmul__, T.__imul__,
     torch.div, T.div, T.div_, T.__truediv__, T.__rtruediv__, T.__itruediv__,
     torch.maximum, torch.minimum, torch.where, torch.lerp, torch.addcmul,
+    F.scaled_dot_product_attention,  # of a bias for its scores
 }  # fmt: skip
 PRODUCTS = {torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, F.linear}
 LOOKUPS = {F.embedding, T.__getitem__}
 WHOLE = {torch.int64, torch.int32}
+TYPES = {torch.Tensor.to, torch.Tensor.type_as}  # another tensor may say which type and device
+NOTHING: Mapping[int, Made] = {}
 
 
-class Made(NamedTuple):
-    """A tensor made from parameters and constants alone, and the parameters that it was made from.
-
-    Args:
-        value: the tensor; its graph ends at ``leaves``.
-        leaves: for each live parameter, the detached stand-in that was computed with. None of them: a constant.
-    """
-
-    value: Tensor
-    leaves: dict[nn.Parameter, Tensor]
+_MANY = (
+    "where its gradient cannot be attributed to individual examples: the other tensors there must have the examples as "
+    "their first dimension (no flattening with others), what comes out of it, too, and nothing may be computed over "
+    "the batch. If that does not help, move the parameter and this computation into a small module of their own (a "
+    "matrix: nn.Linear; a table: nn.Embedding), or give its class a rule with hoarfrost.register_rule. What all "
+    "examples share is expanded: parameter.expand(len(x), ...)."
+)
+_NO_EXAMPLE = (
+    "where it meets a single number, and no example. A penalty on weights belongs into the optimizer, where it needs "
+    "no noise: weight_decay=. Nothing may be computed over the batch (a mean, a maximum): compute one for each example."
+)
 
 
 class Meeting:
-    """The meetings of one run of ``module``, whose own parameters have these names."""
+    """What becomes of shared tensors: operations among themselves, and with tensors of examples.
 
-    def __init__(self, recorder: Recorder, module: nn.Module, names: dict[nn.Parameter, str]):
-        self.recorder, self.module, self.names = recorder, module, names
+    Args:
+        module: whose parameters (or whose inputs) they are made from; or that reads the parameters of other modules.
+        constants: what has no gradient is followed, too: it is known that it does not come from examples.
+    """
+
+    def __init__(self, recorder: Recorder, module: nn.Module, *, constants: bool = True):
+        self.recorder, self.module, self.constants = recorder, module, constants
+        self.differentiating = torch.is_grad_enabled()  # off while the examples are being located
+
+    def call(self, func: Any, args: Any, kwargs: Any, known: Mapping[int, Made] = NOTHING) -> Any:
+        """What ``func`` returns for these arguments, of which some are shared, or ``known`` to be by their ids."""
+        flat, structure = tree_flatten((args, kwargs))
+        own: dict[int, Made] = {}
+        others = False
+        for i, item in enumerate(flat):
+            if isinstance(item, Tensor):
+                made = item.made if type(item) is Shared else known.get(id(item))
+                if made is None:
+                    others = True
+                else:
+                    own[i] = made
+        if not own:
+            return func(*args, **kwargs)
+        alone = func in TYPES or (not others and func not in EXPANSIONS)
+        if torch.is_grad_enabled() == self.differentiating:
+            if alone:
+                return self._among_themselves(func, flat, own, structure)
+            if any(made.sources for made in own.values()):
+                _note_use(own.values())
+                return self.of(func, flat, own, structure)
+        args, kwargs = plain((args, kwargs))
+        return func(*args, **kwargs)
+
+    def _among_themselves(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
+        if func in LOOKUPS and (looked := self._rows_of_table(func, flat, own, structure)) is not None:
+            return looked
+        args, kwargs = tree_unflatten([own[i].value if i in own else item for i, item in enumerate(flat)], structure)
+        sources = tuple(dict.fromkeys(source for made in own.values() for source in made.sources))
+        with torch.enable_grad():  # which says what is a constant
+            result = func(*args, **kwargs)
+        new = getattr(func, "__name__", "").startswith("new")
+
+        def shared(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            if t.requires_grad and sources:
+                _note_use(own.values())
+                return Shared.of(Made(t, sources), self)
+            # What `new_zeros` makes may have a row for each example.
+            follows = self.constants and not (new and self.recorder.rows in t.shape)
+            return Shared.of(Made(t.detach()), self) if follows else t.detach()
+
+        return tree_map(shared, result)
+
+    def _rows_of_table(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
+        """A lookup of which the gradient is known without writing out that of the whole table; None for others."""
+        args, kwargs = tree_unflatten([*range(len(flat))], structure)
+        given = {key: flat[place] for key, place in kwargs.items() if isinstance(place, int)}
+        if len(args) != 2 or not all(isinstance(place, int) and place in own for place in args):
+            return None
+        made, index = (own[place] for place in (args if func is T.__getitem__ else args[::-1]))
+        if len(made.sources) != 1 or made.value is not made.sources[0].stand_in or made.sources[0].rows is not None:
+            return None
+        if made.value.dim() != 2 or index.value.dtype not in WHOLE or given.get("max_norm") is not None:
+            return None
+        if given.get("scale_grad_by_freq") or given.get("sparse"):
+            return None
+        table, padding = made.sources[0], given.get("padding_idx")
+        table.used = True
+        rows = index.value.long() % len(made.value)
+        value = made.value.detach()[rows]
+        source = Source(
+            table.parameter, table.name, value, rows, None if padding is None else padding % len(made.value)
+        )
+        return Shared.of(Made(source.stand_in, (source,)), self)
 
     def of(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         """What ``func`` returns for these arguments, of which ``own`` are made from parameters."""
@@ -64,6 +142,8 @@ class Meeting:
             raise self._refusal(func, own)
         if func in EXPANSIONS:
             return self._expanded(func, flat, own, structure)
+        if not any(t.dim() for t in others):
+            raise self._refusal(func, own, _NO_EXAMPLE)
         rank = max(t.dim() for t in others)
         if func in ELEMENTWISE and all(t.dim() in (0, rank) for t in others):
             wide = [self._as_wide(own[i], rank, func) if i in own else item for i, item in enumerate(flat)]
@@ -71,7 +151,7 @@ class Meeting:
             return func(*args, **kwargs)
         if func is T.__setitem__ and list(own) == [len(flat) - 1]:
             return self._assigned(args[0], args[1], own[len(flat) - 1])
-        if rank == 0 or _writes(func, kwargs):
+        if _writes(func, kwargs):
             raise self._refusal(func, own)
         if self.recorder.probing:
             result = self._one_by_one(func, flat, own, structure)
@@ -97,7 +177,7 @@ class Meeting:
         if func in REPETITIONS:
             if made.value.dim() == result.dim() and made.value.shape[0] != 1:
                 raise self._refusal(func, own)
-            return self._as_wide(Made(result[:1], made.leaves), result.dim(), func)  # every row is the same
+            return self._as_wide(Made(result[:1], made.sources), result.dim(), func)  # every row is the same
         args, kwargs = tree_unflatten([self._as_wide(made, result.dim(), func), *flat[1:]], structure)
         return func(*args, **kwargs)
 
@@ -112,7 +192,7 @@ class Meeting:
         """x W, or x Wᵀ + b; None where it is something else."""
         x, weight, bias = (*args, kwargs.get("bias"), None)[:3] if len(args) > 1 else (None, None, None)
         made, shift = made_of.get(id(weight)), made_of.get(id(bias))
-        if made is None or not made.leaves or made.value.dim() != 2 or id(x) in made_of or x.dim() < 2:
+        if made is None or not made.sources or made.value.dim() != 2 or id(x) in made_of or x.dim() < 2:
             return None
         if kwargs.keys() - {"bias"} or (bias is not None and shift is None):
             return None
@@ -150,7 +230,7 @@ class Meeting:
         """The operation on each example by itself: a batch of one, with a copy of what is made from parameters."""
         items, dims = list(flat), [None] * len(flat)  # type: list[Any], list[int | None]
         for i, item in enumerate(flat):
-            if i in own and own[i].leaves:
+            if i in own and own[i].sources:
                 items[i], dims[i] = self._copies(own[i], own[i].value.shape), 0
             elif i in own:
                 items[i] = own[i].value
@@ -165,7 +245,7 @@ class Meeting:
         try:
             return vmap(one_example, in_dims=tuple(dims), randomness="different")(*items)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            args, kwargs = tree_unflatten(flat, structure)
+            args, kwargs = plain(tree_unflatten(flat, structure))
             with torch.no_grad():
                 func(*args, **kwargs)  # a mistake of the model's own is told in torch's words
             raise self._refusal(func, own) from error
@@ -173,16 +253,17 @@ class Meeting:
     @torch.no_grad()
     def _compare(self, result: Any, func: Any, own: dict[int, Made], args: Any, kwargs: Any) -> None:
         """Refuses an operation that does otherwise for a batch than for one example (unless it is a random one)."""
-        one, plain, again = (tree_leaves(each) for each in (result, func(*args, **kwargs), func(*args, **kwargs)))
-        shapes = [getattr(t, "shape", None) for t in one] == [getattr(t, "shape", None) for t in plain]
-        if not shapes or (not all(map(_close, one, plain)) and all(map(_close, again, plain))):
+        args, kwargs = plain((args, kwargs))
+        one, whole, again = (tree_leaves(each) for each in (result, func(*args, **kwargs), func(*args, **kwargs)))
+        shapes = [getattr(t, "shape", None) for t in one] == [getattr(t, "shape", None) for t in whole]
+        if not shapes or (not all(map(_close, one, whole)) and all(map(_close, again, whole))):
             raise self._refusal(func, own)
 
     # Gradients.
 
     def _as_wide(self, made: Made, rank: int, func: Any) -> Tensor:
         """A copy for each example, in so many dimensions, of which the first counts examples."""
-        if not made.leaves:
+        if not made.sources:
             return made.value
         shape = (1,) * (rank - made.value.dim()) + tuple(made.value.shape)
         if len(shape) != rank or shape[:1] != (1,):
@@ -198,37 +279,37 @@ class Meeting:
 
     def _record(self, made: Made, contribution: Contribution) -> None:
         """Adds what arrived at something made from parameters to those."""
-        leaves = list(made.leaves.items())
-        p, leaf = leaves[0]
-        if made.value is leaf:
-            self.recorder.add(p, contribution)
-        elif isinstance(contribution, Outer) and leaf.dim() == 2 and _same_memory(made.value, leaf.T):
-            self.recorder.add(p, Outer(contribution.g, contribution.a))
+        first = made.sources[0]
+        if made.value is first.stand_in:
+            first.add(self.recorder, contribution)
+        elif isinstance(contribution, Outer) and _same_memory(made.value, first.stand_in.mT):
+            first.add(self.recorder, Outer(contribution.g, contribution.a))
         else:
             gradients = torch.autograd.grad(
                 made.value,
-                [leaf for _, leaf in leaves],
+                [source.stand_in for source in made.sources],
                 contribution.instantiate().to(made.value.dtype),
                 is_grads_batched=True,
                 retain_graph=True,
                 allow_unused=True,
             )
-            for (p, _), gradient in zip(leaves, gradients, strict=True):
+            for source, gradient in zip(made.sources, gradients, strict=True):
                 if gradient is not None:
-                    self.recorder.add(p, Dense(gradient))
+                    source.add(self.recorder, Dense(gradient))
 
-    def _refusal(self, func: Any, own: dict[int, Made]) -> NotPrivate:
-        names = ", ".join(dict.fromkeys(self.names[p] for made in own.values() for p in made.leaves))
+    def _refusal(self, func: Any, own: dict[int, Made], why: str = _MANY) -> NotPrivate:
+        names = ", ".join(dict.fromkeys(source.name for made in own.values() for source in made.sources))
         name = self.recorder.name_of(self.module)
         return NotPrivate(
             f"{name} ({type(self.module).__name__}) uses its own parameter {names} in "
-            f"{getattr(func, '__name__', func)}, where its gradient cannot be attributed to individual examples: the "
-            "other tensors there must have the examples as their first dimension (no flattening with others), what "
-            "comes out of it, too, and nothing may be computed over the batch. If that does not help, move the "
-            "parameter and this computation into a small module of their own (a matrix: nn.Linear; a table: "
-            "nn.Embedding), or give its class a rule with hoarfrost.register_rule. What all examples share is "
-            "expanded: parameter.expand(len(x), ...)."
+            f"{getattr(func, '__name__', func)}, {why}"
         )
+
+
+def _note_use(used: Iterable[Made]) -> None:
+    for made in used:
+        for source in made.sources:
+            source.used = True
 
 
 def _writes(func: Any, kwargs: Any) -> bool:

@@ -79,6 +79,33 @@ class RecurrentRule(Rule):
         return _like(source, x, lengths, module.batch_first), hidden if module.mode == "LSTM" else hidden[0]
 
 
+class CellRule(Rule):
+    """One step of a cell; a loop over time uses its weights once in each."""
+
+    def applies_to(self, module: Any) -> bool:
+        return set(module._parameters) == {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} and not hasattr(
+            module, "parametrizations"
+        )
+
+    def forward(self, recorder: Recorder, module: Any, original: Forward, args: Any, kwargs: Any) -> Any:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        x, start = given["input"], given.get("hx")
+        lstm = isinstance(module, nn.LSTMCell)
+        dim_of = recorder.example_dims(module)
+        states = (start,) if isinstance(start, Tensor) else tuple(start or ())
+        for order, t in enumerate((x, *states)):
+            if t.dim() != 2 or dim_of(order, t) != 0:
+                raise not_attributable(recorder.name_of(module), module, t, recorder.rows)
+        states = states or (x.new_zeros(len(x), module.hidden_size),) * (1 + lstm)
+        inputs = linear(recorder, x, 0, module.weight_ih, module.bias_ih)
+        hidden = linear(recorder, states[0], 0, module.weight_hh, module.bias_hh)
+        if isinstance(module, nn.GRUCell):
+            return _gru(hidden, inputs, states)[0]
+        if lstm:
+            return _lstm(hidden + inputs, inputs, states)
+        return CELLS[f"RNN_{module.nonlinearity.upper()}"](hidden + inputs, inputs, states)[0]
+
+
 def _zeros(module: Any, x: Tensor) -> State:
     """The initial states that a module takes by default, [layers × directions, R, channels]."""
     count = module.num_layers * (1 + module.bidirectional)

@@ -20,7 +20,7 @@ from hoarfrost.gradients.rules.norms import (
     LayerNormRule,
     RMSNormRule,
 )
-from hoarfrost.gradients.rules.recurrent import RecurrentRule
+from hoarfrost.gradients.rules.recurrent import CellRule, RecurrentRule
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: LinearRule(),
@@ -46,6 +46,9 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.RNN: RecurrentRule(),
     nn.LSTM: RecurrentRule(),
     nn.GRU: RecurrentRule(),
+    nn.RNNCell: CellRule(),
+    nn.LSTMCell: CellRule(),
+    nn.GRUCell: CellRule(),
 }
 COMPUTATION = ("forward", "_conv_forward")  # the methods by which a subclass changes what it computes
 # Known by name, so that the library they come from is not needed to know them.

@@ -1,0 +1,137 @@
+"""Tensors that all examples share, made from parameters and constants alone, until they meet a tensor of examples.
+
+Rows of a table of positions, a weight that is read outside of its layer, what a layer makes of either: one gradient
+comes back to such a tensor, the sum over all examples. So it is followed: an operation among shared tensors gives a
+shared one, and where one meets a tensor of examples, `hoarfrost.gradients.rules.meeting` finds each example's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hoarfrost.errors import NotPrivate
+from hoarfrost.gradients.contributions import Contribution
+from hoarfrost.gradients.rules.base import Recorder
+from hoarfrost.gradients.rules.embedding import rows_of_table
+
+if TYPE_CHECKING:
+    from hoarfrost.gradients.rules.meeting import Meeting
+
+
+class Source:
+    """What a shared tensor was made from: a live parameter, or rows of one.
+
+    Args:
+        name: in the module that uses it.
+        stand_in: the detached tensor that was computed with.
+        rows: which rows of the parameter that is; None: all of it, as it is.
+        padding: the row that gets no gradient.
+    """
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        name: str,
+        stand_in: Tensor,
+        rows: Tensor | None = None,
+        padding: int | None = None,
+    ) -> None:
+        self.parameter, self.name, self.rows, self.padding = parameter, name, rows, padding
+        self.stand_in = stand_in.detach().requires_grad_()
+        self.used = False  # something with a gradient was computed from it
+        self.stand_in.register_post_accumulate_grad_hook(partial(_refuse, name))
+
+    def add(self, recorder: Recorder, contribution: Contribution) -> None:
+        """Records what arrived at the stand-in."""
+        if self.rows is None:
+            recorder.add(self.parameter, contribution)
+            return
+        gradients = contribution.instantiate()
+        index = self.rows.expand(len(gradients), *self.rows.shape)
+        recorder.add(self.parameter, rows_of_table(index, gradients, len(self.parameter), self.padding))
+
+
+def _refuse(name: str, _: Tensor) -> None:
+    """A gradient has come back in one piece."""
+    raise NotPrivate(
+        f"the parameter {name} is used past torch's functions (in an autograd.Function or a scripted function), or in "
+        "the loss without an example, so that its gradient cannot be attributed to individual examples. Move what is "
+        "computed with it into a small module of its own, and penalties on weights into the optimizer: weight_decay=."
+    )
+
+
+class Made(NamedTuple):
+    """A tensor made from parameters and constants alone, and what it was made from.
+
+    Args:
+        value: the tensor; its graph ends at the sources' stand-ins.
+        sources: none of them: a constant.
+    """
+
+    value: Tensor
+    sources: tuple[Source, ...] = ()
+
+
+class Shared(Tensor):
+    """A tensor like any other, of which every use is seen."""
+
+    made: Made
+    meeting: Meeting
+
+    @staticmethod
+    def of(made: Made, meeting: Meeting) -> Shared:
+        shared: Shared = made.value.as_subclass(Shared)
+        shared.made, shared.meeting = made, meeting
+        return shared
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        meeting = next((item.meeting for item in tree_leaves((args, kwargs)) if type(item) is Shared), None)
+        if meeting is None:  # it is the end of a slice, say
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return meeting.call(func, args, kwargs)
+
+
+def plain(item: Any) -> Any:
+    """The arguments of a call with plain tensors in place of shared ones."""
+    return tree_map(lambda t: t.made.value if type(t) is Shared else t, item)
+
+
+def constants_plain(item: Any) -> Any:
+    """The same for those without a gradient alone."""
+    return tree_map(lambda t: t.made.value if type(t) is Shared and not t.made.sources else t, item)
+
+
+def any_shared(args: Any, kwargs: Any) -> bool:
+    """Whether one of a call's tensors is shared; asked at every call of a module."""
+    for item in args:
+        if type(item) is Shared:
+            return True
+    return bool(kwargs) and any(type(item) is Shared for item in kwargs.values())
+
+
+def all_shared(args: Any, kwargs: Any) -> bool:
+    """Whether all of them are."""
+    return all(type(item) is Shared for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor))
+
+
+@contextmanager
+def in_place_of(parameters: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
+    """While this lasts, modules have these in place of some of their parameters, by name."""
+    before = [(module, module._parameters) for module in parameters]
+    try:
+        for module, own in before:
+            module.__dict__["_parameters"] = {**own, **parameters[module]}
+        yield
+    finally:
+        for module, own in before:
+            module.__dict__["_parameters"] = own

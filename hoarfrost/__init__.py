@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from hoarfrost import budget as budget
     from hoarfrost import clipping as clip
     from hoarfrost import freezing as freeze
+    from hoarfrost import hf as hf
+    from hoarfrost import lightning as lightning
     from hoarfrost import losses as losses
     from hoarfrost import measure as measure
     from hoarfrost import testing as testing
@@ -29,6 +31,8 @@ __all__ = [
     "check_independence",
     "clip",
     "freeze",
+    "hf",
+    "lightning",
     "losses",
     "make_compatible",
     "make_private",
@@ -47,6 +51,8 @@ _WHERE = {
     "check_independence": "hoarfrost.gradients.independence",
     "clip": "hoarfrost.clipping",
     "freeze": "hoarfrost.freezing",
+    "hf": "hoarfrost.hf",
+    "lightning": "hoarfrost.lightning",
     "losses": "hoarfrost.losses",
     "make_compatible": "hoarfrost.gradients.compatible",
     "make_private": "hoarfrost.private",
@@ -65,7 +71,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_WHERE[name])
-    rooms = ("audit", "budget", "clip", "freeze", "losses", "measure", "rules", "testing")
+    rooms = ("audit", "budget", "clip", "freeze", "hf", "lightning", "losses", "measure", "rules", "testing")
     value = globals()[name] = module if name in rooms else getattr(module, name)
     return value
 

@@ -20,7 +20,7 @@ from hoarfrost.budget import Counters, Snapshot
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
 from hoarfrost.optim.progress import Progress
-from hoarfrost.run import Private, check_finite
+from hoarfrost.run import Private
 from hoarfrost.untrusted import line, shown_path, size_of
 
 FORMAT = 5  # the first that later versions will go on reading
@@ -142,9 +142,7 @@ def save(
         The file is whole or not there, and replaces an earlier one in one move. The noise generator's key and state are
         not in it: noise that is drawn twice can be subtracted. Weights that are not finite are not saved.
     """
-    check_finite(private.model, private.steps_taken)
-    private.optimizer.engine.prober.at_a_save()
-    private.optimizer.engine.state.check(everything=True)
+    private.check_savable()
     tensors = {f"model.{name}": value for name, value in private.model.state_dict().items()}
     optimizer = _describe_optimizer(private.optimizer.inner, tensors)
     progress = Progress.of(private.optimizer)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
-from hoarfrost import budget
+from hoarfrost import budget, validate
 from hoarfrost.budget import Account, Event, Plan, PlannedRelease, PlannedShare, Wanted
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.clipping.base import check_clipper
@@ -24,6 +24,7 @@ from hoarfrost.freezing.base import check_freezer
 from hoarfrost.gradients import Engine, Reduction
 from hoarfrost.gradients.first_batch import examine_first
 from hoarfrost.gradients.forward import is_copy
+from hoarfrost.gradients.frozen_cache import FrozenCache
 from hoarfrost.gradients.independence import LossFunction
 from hoarfrost.gradients.state import check_patterns
 from hoarfrost.gradients.structure import tell_of_other_processes
@@ -56,6 +57,7 @@ def make_private(
     loss: LossFunction | None = None,
     loss_reduction: Reduction = "mean",
     max_physical_batch: int | None = None,
+    lengths: Any = None,
     views: int = 1,
     person: Any = None,
     per_person: int | None = None,
@@ -66,6 +68,7 @@ def make_private(
     run: str | None = None,
     after: Earlier | Sequence[Earlier] | None = None,
     allow_state: Sequence[str] = (),
+    cache_frozen: bool | float = False,
 ) -> Private:
     """Makes a model, its optimizer and its data private; the training loop stays plain PyTorch.
 
@@ -84,6 +87,9 @@ def make_private(
         loss_reduction: "mean" if the loss divides by the number of examples, "sum" if it does not.
         max_physical_batch: at most so many rows at a time; larger batches come in chunks, and `optimizer.step()` waits
             for the last one (`Private.stepped` tells a scheduler whether there was a step).
+        lengths: with ``max_physical_batch``: how long each row of the data is (a list, tensor, array or column, or a
+            function of a row). Chunks then hold examples of like length, so that little is computed on padding; the
+            step is the same.
         views: so many draws of each example (with the data set's random augmentation), averaged before clipping.
         person: whose each row of the data is, where somebody may have several: an id for each row (a list, tensor,
             array or column). People are then drawn, not rows; ``batch_size``, ``sample_rate`` and epochs count people.
@@ -104,6 +110,9 @@ def make_private(
         allow_state: names (with * and ?) of buffers and of parameters that are not trained which may change while the
             model runs, since nothing private has a say in them: ["steps", "target.*"]. Everything else that changes by
             itself is refused. The statement names what was declared here.
+        cache_frozen: what the layers before the first trained one return is kept for each example, in memory, and not
+            computed again in later epochs: for layers that are frozen for the whole run, and without dropout. True
+            takes at most half of the machine's memory; a number, so many bytes. The step is the same.
 
     Guarantees:
         After t optimizer steps the weights are (epsilon(t), delta)-differentially private for adding or removing one
@@ -127,8 +136,8 @@ def make_private(
     clip = clip if isinstance(clip, bool) or not isinstance(clip, int | float) else Local(clip)
     parameters = trained_parameters(model, optimizer)
     loader = PoissonLoader(
-        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch, views=views,
-        person=person, per_person=per_person, batch_first=batch_first, seed=seed,
+        data, batch_size=batch_size, sample_rate=sample_rate, max_physical_batch=max_physical_batch,
+        lengths=lengths, views=views, person=person, per_person=per_person, batch_first=batch_first, seed=seed,
     )  # fmt: skip
     rate, earlier = loader.poisson.sample_rate, snapshots(after)
     plan = Plan.solve(
@@ -151,6 +160,7 @@ def make_private(
         return assemble(
             model, optimizer, loader, plan, clip=check_clipper(clip), freeze=freeze, loss=loss,
             loss_reduction=loss_reduction, seed=seed, ledger=ledger, run=run, after=earlier, allow_state=allow_state,
+            cache_frozen=cache_frozen,
         )  # fmt: skip
 
 
@@ -169,6 +179,7 @@ def assemble(
     run: str | None = None,
     after: Iterable[budget.Snapshot] = (),
     allow_state: Sequence[str] = (),
+    cache_frozen: bool | float = False,
 ) -> Private:
     """Puts the parts of a run together that follows ``plan``; `make_private` explains the other arguments."""
     if loader.poisson.sample_rate != plan.sample_rate:
@@ -182,6 +193,8 @@ def assemble(
         )
     if loss_reduction not in ("mean", "sum"):
         raise InvalidValue(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
+    if not isinstance(cache_frozen, bool):
+        validate.positive(cache_frozen=cache_frozen)
     parameters = trained_parameters(model, optimizer)
     noise = Noise(seed)
     account = Account(plan, run=run, seeded=noise.seeded, after=after)
@@ -218,6 +231,13 @@ def assemble(
             for name, weights in before.items():
                 parameters[name].copy_(weights)
         raise
+    if cache_frozen is not False:
+        most = None if cache_frozen is True else cache_frozen
+        private.frozen_cache = FrozenCache(
+            engine, len(loader.dataset), most=most,
+            held=lambda: set() if (controller := private_optimizer.controller) is None else controller.frozen,
+        )  # fmt: skip
+        engine.serving = private.frozen_cache.serving
     if loss is not None:
         _inspect_first_batch(private, loss)
     return private

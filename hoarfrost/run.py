@@ -16,6 +16,7 @@ from hoarfrost import budget
 from hoarfrost.budget import Account, Allowance, Gaussian, Plan
 from hoarfrost.errors import Diverged, NotPrivate
 from hoarfrost.freezing import Freezer
+from hoarfrost.gradients.frozen_cache import FrozenCache
 from hoarfrost.info import RunInfo, head_of, layers_of, says_pretrained
 from hoarfrost.observers import Observer
 from hoarfrost.optim import PrivateOptimizer
@@ -31,6 +32,7 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
 
     def __init__(self, model: nn.Module, optimizer: PrivateOptimizer, loader: PoissonLoader, account: Account) -> None:
         self.model, self.optimizer, self.loader, self.account = model, optimizer, loader, account
+        self.frozen_cache: FrozenCache | None = None  # what it holds is private
         self.loss: Callable[[Any, Any], Tensor] | None = None  # of output and batch, if make_private was told
         self._info: RunInfo | None = None
         self.loader.on_batch = self._begin_batch
@@ -201,6 +203,16 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         from hoarfrost import checkpoint
 
         checkpoint.save(path, self, scheduler=scheduler)
+
+    def check_savable(self) -> None:
+        """Refuses to save what is not fit for it; for who saves weights and the optimizer's state by other means.
+
+        Guarantees:
+            Weights are finite, only the optimizer has changed them, and examples do not meet in the model.
+        """
+        check_finite(self.model, self.steps_taken)
+        self.optimizer.engine.prober.at_a_save()
+        self.optimizer.engine.state.check(everything=True)
 
     def load(self, path: str | Path, *, scheduler: LRScheduler | None = None) -> None:
         """Goes on from a checkpoint that `save` wrote, with new noise and new batches.

@@ -16,6 +16,8 @@ PRINTS = {
     "csv_dataset": r"^4000 rows, delta 2\.5e-05, epsilon (1\.00|0\.9\d), accuracy on other rows 0\.[789]\d$",
     "own_freezer": r"epoch 2: moved head\.weight, head\.bias\nepoch 3: moved body\.0\.weight, body\.0\.bias, head",
     "plain_loop": r"epoch 5: epsilon (3\.00|2\.9\d)\n.*\n\nepsilon (3|2\.9\d*) at delta 1e-05 \(pld accountant\)\n",
+    "private_trainer": r"'epsilon': '3', .*'epoch': '2'(.*\n)+accuracy on other texts: (1\.00|0\.[89]\d)\n"
+    r"epsilon (3|2\.9\d*) at",
     "private_freezer": r"trained: \[0, 1, 2, 3\]\nepsilon (2|1\.9\d*) at(.*\n)+1 step on all examples with noise",
     "resume": r"at step 13, charged for 13, epsilon (\S+)\nafter loading: at step 10, charged for 13, epsilon \1\n"
     r"nothing was refunded\nat the end: at step 37, charged for 40, epsilon (2\.000|1\.9\d*)$",

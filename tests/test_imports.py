@@ -24,7 +24,9 @@ run
 checkpoint
 stages
 private
+hf
 train
+hf lightning
 audit
 testing
 cli

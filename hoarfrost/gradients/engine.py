@@ -8,8 +8,8 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from hoarfrost.clipping import Clipper, Clipping
 from hoarfrost.clipping.base import FADES, GONE, check_clipping
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.apart import Apart
-from hoarfrost.gradients.arguments import tensors_in
+from hoarfrost.gradients.arguments import Examples, tensors_in
 from hoarfrost.gradients.batch_sums import BatchSums, Run
 from hoarfrost.gradients.clipped_sum import ClippedSum
 from hoarfrost.gradients.contributions import Contribution, combine
@@ -107,6 +107,8 @@ class Engine:
         self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
         self.lending = Lending(self)
         self.prober = Prober(self)
+        # Around each run of the model on a batch: stands in for what need not be computed again.
+        self.serving: Callable[[Examples, Any], AbstractContextManager[None]] = lambda where, arguments: nullcontext()
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
@@ -154,7 +156,7 @@ class Engine:
         for module, rule in rules.items():
             module.forward = ByRule(self, module, rule)
         self.ruled = tuple(rules)  # the modules that run by a rule
-        self.model.forward = Root(self, self.model)
+        self.root = self.model.forward = Root(self, self.model)
         self.structure = Structure(self.model)
         self.state.attach()
 
@@ -368,6 +370,11 @@ class Engine:
     @property
     def trained(self) -> Iterable[nn.Parameter]:
         """What the optimizer will move."""
+        return self._parameters
+
+    @property
+    def parameter_names(self) -> Mapping[nn.Parameter, str]:
+        """Those of what the optimizer will move."""
         return self._parameters
 
     @property

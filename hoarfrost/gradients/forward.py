@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,11 @@ class Wrapped:
         del self.module.forward
         if getattr(original, "__func__", None) is not type(self.module).forward:
             self.module.forward = original  # somebody had put another one there
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the module's own `forward`: trainers look there which columns of a data set the model takes."""
+        return inspect.signature(self.original)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _plain_forward(memo[id(self.module)])
@@ -145,7 +151,7 @@ class Root(Wrapped):
         engine.prober.before_run(where, (args, kwargs))
         engine.before_run()
         run = engine.sums.begin(where.rows, tensors, where.dim)
-        with engine.running(where.rows, run), engine.lending.lent():
+        with engine.running(where.rows, run), engine.serving(where, (args, kwargs)), engine.lending.lent():
             output = self.original(*args, **kwargs)
         engine.state.ran()
         self._carried.leaving(output, engine.sums.ticket)

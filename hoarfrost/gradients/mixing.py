@@ -187,7 +187,9 @@ class Look(Trials):
             f"{model} in which {what} one example changes what the others contribute: it is not a "
             f"{engine.loss_reduction} of one loss for each example (but divided by a number of tokens or a sum of "
             "weights, or made with statistics of the batch). Return a loss for each example, computed from it alone "
-            '(reduction="none", and a mean over its own tokens). A number that is not trained on can be returned '
+            '(reduction="none", and a mean over its own tokens). A model of transformers: call it without labels, and '
+            "write optimizer.backward(hoarfrost.losses.token_cross_entropy(output.logits, labels)); where each token "
+            "tells the next, output.logits[:, :-1] and labels[:, 1:]. A number that is not trained on can be returned "
             "detached: loss.detach()."
         )
 

@@ -54,9 +54,13 @@ class Prober:
             self._looked[mode] = ENOUGH if where.rows >= 3 * views else self._looked.get(mode, 0) + 1
             self._last = self.engine.step()
         elif self.engine.step() >= self._next and self._affordable():
-            self._few = self._choose(where, arguments, next(where.guesses(arguments, self._arguments)))
+            self._few = self._choose(where, arguments, self.argument_dims(where, arguments))
             self.again()
         self._rows += where.rows
+
+    def argument_dims(self, where: Examples, arguments: Any) -> ArgumentDims:
+        """Where the examples are in what the model is handed, as found when it was looked at."""
+        return next(where.guesses(arguments, self._arguments))
 
     def at_a_save(self) -> None:
         """What is about to be saved may have opened a gate since the last look."""
@@ -215,12 +219,14 @@ class Prober:
         engine, model = self.engine, self.engine.model
         engine.rows, engine.groups = few.rows, engine.sums.apart
         args, kwargs = few.arguments
-        # Through the model's own hooks, but not what they did to the arguments already.
+        # Through the model's own hooks, but not what they did to the arguments already; nor through what was put around
+        # its forward since (accelerate's autocast, one object, stays on for good if it is entered again within).
         hooks, model._forward_pre_hooks = model._forward_pre_hooks, type(model._forward_pre_hooks)()
+        around, model.forward = model.forward, engine.root
         try:
             return nn.Module._call_impl(model, *args, **kwargs)
         finally:
-            model._forward_pre_hooks = hooks
+            model._forward_pre_hooks, model.forward = hooks, around
 
     def seed(self, kept: Kept, seed: int) -> None:
         """Sets all random numbers."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hoarfrost.groups import Groups
 from hoarfrost.noise import Keystream
+from hoarfrost.sampling.lengths import Lengths
 from hoarfrost.sampling.people import People
 from hoarfrost.sampling.poisson import Poisson
 from hoarfrost.tickets import Chunk
@@ -25,6 +26,7 @@ class Draws:
     chunk_examples: int | None
     views: int
     people: People | None = None
+    lengths: Lengths | None = None
     waiting: deque[tuple[Chunk, list[int]]] = field(default_factory=deque)  # with the numbers of its rows
     handed_over: int = 0  # whole batches
     between_batches: bool = True
@@ -32,6 +34,8 @@ class Draws:
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.steps):
             drawn = brought(self.poisson, self.people, self.stream)
+            if self.lengths is not None:
+                drawn = self.lengths.in_order(drawn)
             most = self.chunk_examples or max(1, len(drawn))
             for start in range(0, max(1, len(drawn)), most):
                 part = drawn[start : start + most]

@@ -16,6 +16,7 @@ from hoarfrost.noise import Keystream
 from hoarfrost.sampling.at_once import loader_of
 from hoarfrost.sampling.draws import Draws, brought
 from hoarfrost.sampling.empty import empty_batch_of
+from hoarfrost.sampling.lengths import lengths_of
 from hoarfrost.sampling.order import refuse_reordering
 from hoarfrost.sampling.overlap import tell_of_repeats
 from hoarfrost.sampling.poisson import Poisson
@@ -53,6 +54,8 @@ class PoissonLoader:
         poisson: what draws the batches, instead of either.
         steps: how many batches the whole run may have; None for no limit.
         max_physical_batch: the most rows in one chunk: as many examples (or people) as fit if each has all its rows.
+        lengths: how long each row is, a number for each or a function of a row: chunks then hold examples of like
+            length (`Lengths`).
         views: how often each drawn example is fetched, in neighbouring rows: random augmentation differs each
             time.
         person, per_person: an id for each row, and the most rows of a person: people are drawn, not rows (`People`).
@@ -85,6 +88,7 @@ class PoissonLoader:
         poisson: Poisson | None = None,
         steps: int | None = None,
         max_physical_batch: int | None = None,
+        lengths: Any = None,
         views: int = 1,
         person: Any = None,
         per_person: int | None = None,
@@ -118,6 +122,7 @@ class PoissonLoader:
         self.steps = steps
         self.steps_drawn = 0
         self.max_physical_batch = max_physical_batch
+        self._lengths = lengths_of(lengths, self.dataset, max_physical_batch)
         self.views = views
         self._together = together  # the most rows that an example, or a person, has
         self.batch_first = batch_first
@@ -249,6 +254,7 @@ class PoissonLoader:
             chunk_examples=self.max_physical_batch and self.max_physical_batch // self._together,
             views=self.views,
             people=self.people,
+            lengths=self._lengths,
         )
         # An iteration has draw numbers of its own: how far workers ran ahead in the one before must not matter.
         self._stream.skip_to(self._iterations << 32)

@@ -91,7 +91,7 @@ def _numbered(person: Any) -> npt.NDArray[np.int64]:
         )
     numbers: dict[Hashable, int] = {}
     found = []
-    for each in _as_list(person):
+    for each in as_list(person):
         if not validate.is_id(each):
             raise NotPrivate(
                 "a row has no person's id (None, NaN or an empty text): whose it is must be known, or what one person "
@@ -106,9 +106,10 @@ def _numbered(person: Any) -> npt.NDArray[np.int64]:
     return np.array(found, dtype=np.int64)
 
 
-def _as_list(person: Iterable[Any]) -> list[Any]:
+def as_list(column: Iterable[Any]) -> list[Any]:
+    """The entries of a list, tensor, array or column."""
     for name in ("tolist", "to_pylist", "to_list"):  # arrays, tensors, and columns of any library
-        if hasattr(person, name):
-            listed = getattr(person, name)()
+        if hasattr(column, name):
+            listed = getattr(column, name)()
             return listed if isinstance(listed, list) else [listed]
-    return list(person)
+    return list(column)

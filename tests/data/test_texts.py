@@ -175,6 +175,7 @@ def test_the_fingerprint_is_of_the_texts_and_not_of_the_tokens(tmp_path: Path) -
     assert digest() != digest(rows=[*ROWS, ("more", "good")])
     assert digest() != digest(rows=[("a fil", "good"), *ROWS[1:]])
     assert digest() != digest(rows=[("a film", "bad"), *ROWS[1:]])
+    assert digest(rows=[("a;0;b", "bad")]) != digest(rows=[("a", "bad"), ("b", "bad")])
     assert digest(rows=[("ab", "bad"), ("c", "bad")]) != digest(rows=[("a", "bad"), ("bc", "bad")])
 
 

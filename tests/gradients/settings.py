@@ -68,6 +68,39 @@ class Positions(nn.Module):
         return self.out(torch.tanh(self.tokens(x) + self.places(places if self.flat else places[None])))
 
 
+class Relative(nn.Module):
+    """Attention with a bias for each distance, [T, T, heads], whose shape the model uses (as T5's and MPNet's)."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.tokens, self.distances, self.out = nn.Embedding(11, 6), nn.Embedding(7, 2), nn.Linear(6, 3)
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        causal = torch.ones(1, 1, len(places), len(places)).tril() > 0  # made of nothing that is followed
+        bias = 3 * self.distances((places[:, None] - places).abs().clamp(max=6)).permute(2, 0, 1).unsqueeze(0)
+        bias = torch.where(causal, bias, -9.0)
+        h = self.tokens(x).unflatten(2, (2, 3)).transpose(1, 2)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(h, h, h, attn_mask=bias)
+        else:
+            mixed = torch.softmax(h @ h.mT + bias.expand(len(x), -1, -1, -1), -1) @ h
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Inside(nn.Module):
+    """A layer whose bias the module around it holds, too (as BERT's head for words)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.randn(3))
+        self.bias = self.layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
 class Bare(nn.Module):
     """Class token, sliced position table, scales and a temperature, used by a module with children."""
 
@@ -347,6 +380,12 @@ TABLE = [
     Setting("positions [1, T]", lambda: Positions(flat=False), words(6, 4)),
     Setting("positions [T]", lambda: Positions(flat=True), words(6, 4)),
     Setting("positions [T], batch of T", lambda: Positions(flat=True), words(4, 4)),
+    Setting("relative positions", lambda: Relative(fused=False), words(6, 4)),
+    Setting("relative positions, batch of T", lambda: Relative(fused=False), words(4, 4)),
+    Setting("relative positions, views", lambda: Relative(fused=False), words(6, 4), views=2),
+    Setting("relative positions in one call", lambda: Relative(fused=True), words(6, 4)),
+    Setting("relative positions in one call, views", lambda: Relative(fused=True), words(6, 5), views=2),
+    Setting("a bias that a layer inside holds", Inside, floats(6, 3, 4)),
     Setting("bare parameters", Bare, floats(6, 5, 3)),
     Setting("bare parameters, views", Bare, floats(6, 5, 3), views=2),
     Setting("bare, batch as long as the table", lambda: Bare(), floats(9, 8, 3)),

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tests.hostile import payload
 from tests.hostile.good import arrays, npy, save_npz
+from tests.support import payload
 
 Members = list[tuple[str, bytes]]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.hostile import payload
 from tests.hostile.good import arrays, entries, safetensors
+from tests.support import payload
 
 Write = Callable[[Path], None]
 

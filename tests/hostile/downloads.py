@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.hostile import payload
+from tests.support import payload
 
 HEADER = bytes.fromhex("00000803 0000ea60 0000001c 0000001c")  # 60,000 images of 28 x 28 bytes
 IMAGES = 60_000 * 28 * 28

@@ -9,7 +9,7 @@ from typing import Any
 
 from hoarfrost.budget import Gaussian, Ledger
 from hoarfrost.budget._journal import Journal
-from tests.hostile import payload
+from tests.support import payload
 
 Write = Callable[[Path], None]
 

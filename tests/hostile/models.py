@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.hostile import payload
+from tests.support import payload
 
 CONFIG = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1}
 DATA = 'path = "texts.tsv"\ntest_share = 0.5\ntext = "said"\ntarget = "mood"\nclasses = 2'

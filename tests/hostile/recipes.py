@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.hostile import payload
 from tests.hostile.good import save_npz
+from tests.support import payload
 from tests.support.recipes import GOOD, changed
 
 

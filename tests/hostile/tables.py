@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as arrow
 from pyarrow import parquet
 
-from tests.hostile import payload
+from tests.support import payload
 
 HEADER = "a,b,y\n"
 ROWS = "1,red,0\n2,blue,1\n" * 3

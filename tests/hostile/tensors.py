@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.hostile import payload
 from tests.hostile.good import arrays, entries, safetensors, save_npz
+from tests.support import payload
 
 
 def _bytes(content: bytes) -> Callable[[Path], None]:

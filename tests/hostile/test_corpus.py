@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from hoarfrost.cli import app
 from hoarfrost.untrusted import LINE
-from tests.hostile import payload, tables
+from tests.hostile import tables
 from tests.hostile.corpus import CORPUS, as_data, as_recipe, as_table
 from tests.hostile.good import save_npz
 from tests.hostile.watch import watched
+from tests.support import payload
 from tests.support.recipes import changed
 
 SECOND = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hoarfrost.audit.suite import Subject, run_suite
@@ -22,7 +22,7 @@ from hoarfrost.models.pretrained import Tokenizer, tokenizer
 from hoarfrost.recipes import read_recipe
 from hoarfrost.train import Recipe, load_model, records, resume, run
 from hoarfrost.train.prepare import Parts, Prepared, prepare
-from tests.hostile import payload
+from tests.support import payload
 from tests.support.kills import run_until_killed
 from tests.support.texts import LABELS, VOCABULARY, reviews, text_recipe, write_model, write_reviews
 
@@ -238,6 +238,17 @@ def test_every_adapter_moves_and_nothing_else(data: dict[str, Any], model: Path,
     assert found == adapters | head
 
 
+def test_all_that_was_drawn_is_trained_with_adapters(data: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    """Also a part of the head that peft does not know: here the pooler, which the file lacks."""
+    weights = {name: each for name, each in load_file(model / "model.safetensors").items() if "pooler" not in name}
+    bare = corrupted(model, tmp_path / "bare", "model.safetensors", save(weights, {"format": "pt"}))
+    network = prepared(data, bare, peft=LORA).private.model
+    trained = {name for name, p in network.named_parameters() if p.requires_grad and "lora_" not in name}
+    assert {name.partition(".modules_to_save")[0] for name in trained} == {
+        "base_model.model.classifier", "base_model.model.bert.pooler.dense",
+    }  # fmt: skip
+
+
 KINDS: list[dict[str, Any]] = [
     {"kind": "ia3"},
     {"kind": "ln_tuning", "target_modules": ["LayerNorm"]},
@@ -328,6 +339,8 @@ def test_dropout_is_what_the_recipe_says(data: dict[str, Any], tmp_path: Path, k
     assert not differs(still)
     assert differs(noisy)
     assert {m.p for m in noisy.modules() if isinstance(m, nn.Dropout)} <= {0.5}
+    said = {n: value for n, value in noisy.config.to_dict().items() if "dropout" in n or n.endswith("pdrop")}  # type: ignore[union-attr,operator]
+    assert set(said.values()) == {0.5}  # some models read it there, without a module for it
     if kind != "bert":
         assert run(text_recipe(data, model, privacy__steps=1), out=tmp_path / "run").steps == 1
 
@@ -409,6 +422,13 @@ BROKEN: dict[str, tuple[str, Any, str]] = {
     "widths that are no numbers": ("config.json", {"hidden_size": "wide"}, "cannot be read: "),
     "no tokenizer": ("tokenizer.json", b"{}", "cannot be read: "),
 }
+
+
+def test_pickled_weights_are_named_with_what_to_do(data: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    bad = corrupted(model, tmp_path / "bad", "model.safetensors", None)
+    payload.torch_saved(bad / "pytorch_model.bin")
+    with pytest.raises(InvalidValue, match=r"in 'pytorch_model.bin', a format that can run code .*save_pretrained"):
+        prepared(data, bad)
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -69,7 +69,11 @@ class _Follower(TorchFunctionMode):
         super().__init__()
         self.meeting = Meeting(recorder, module)
         self.own: dict[int, Made] = {}  # by the id of a parameter or buffer, however it is read
+        # What a layer inside of it holds, too (the bias of BERT's head for words), is that layer's business.
+        inside = {p for child in module.children() if not only_holds(child) for p in child.parameters()}
         for name, p in own_parameters(module):
+            if p in inside:
+                continue
             source = Source(p, name, p) if p.requires_grad else None
             self.own[id(p)] = Made(p.detach()) if source is None else Made(source.stand_in, (source,))
         # Where they are read from the module, that they are shared is seen by inner modules as well.

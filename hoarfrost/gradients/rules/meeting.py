@@ -74,6 +74,8 @@ class Meeting:
         for i, item in enumerate(flat):
             if isinstance(item, Tensor):
                 made = item.made if type(item) is Shared else known.get(id(item))
+                if made is None and func in ELEMENTWISE and self._stands_for_all(item):
+                    made = Made(item)
                 if made is None:
                     others = True
                 else:
@@ -89,6 +91,10 @@ class Meeting:
                 return self.of(func, flat, own, structure)
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
+
+    def _stands_for_all(self, t: Tensor) -> bool:
+        """Whether it has one row for many, and nothing to learn (the causal mask [1, 1, T, T] beside a bias)."""
+        return t.dim() > 1 and t.shape[0] == 1 != self.recorder.rows and not t.requires_grad
 
     def _among_themselves(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         if func in LOOKUPS and (looked := self._rows_of_table(func, flat, own, structure)) is not None:

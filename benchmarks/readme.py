@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.accuracy import clipping
+from benchmarks.accuracy import clipping, frost_selection
 from benchmarks.accuracy.tables import FOLDER
 from benchmarks.accuracy.tables import tables as accuracy
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
@@ -53,6 +53,10 @@ def documents() -> dict[Path, str]:
     results = between((root / "docs/results.md").read_text(), "accuracy", accuracy())
     measured = {name: FOLDER / f"{name}.json" for name in clipping.EXPERIMENTS}
     rows = {name: json.loads(path.read_text()) for name, path in measured.items() if path.exists()}
+    chosen = json.loads((FOLDER / "frost_selection.json").read_text())
+    found[root / "docs/frost.md"] = between(
+        (root / "docs/frost.md").read_text(), "frost", frost_selection.table(chosen)
+    )
     found[root / "docs/results.md"] = between(results, "clipping", clipping.tables(rows))
     return found
 

@@ -147,6 +147,25 @@ def shares(measured: Measured, info: RunInfo, draws: int) -> list[dict[str, Any]
     return found
 
 
+def table(facts: dict[str, Any]) -> str:
+    """One row a variant: what one round finds, and what five do, for each budget and ratio."""
+    names = {1: "0.25", 2: "0.25²", 3: "0.25³"}
+    columns = [(epsilon, power) for epsilon in EPSILONS for power in names]
+    heads = [f"ε {epsilon:g}, {names[power]}" for epsilon, power in columns]
+    lines = [f"| one round / five | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    found = {
+        (row["magnitude"], row["order"], row["epsilon"], round(np.log(row["ratio"]) / np.log(0.25)), row["rounds"]): row
+        for row in facts["rows"]
+    }
+    for kind, order in dict.fromkeys((row["magnitude"], row["order"]) for row in facts["rows"]):
+        cells = [
+            " / ".join(f"{found[kind, order, epsilon, power, rounds]['found']:.2f}" for rounds in ROUNDS)
+            for epsilon, power in columns
+        ]
+        lines.append(f'| "{kind}", order {order} | {" | ".join(cells)} |')
+    return "\n".join(lines)
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")

@@ -66,6 +66,7 @@ class Frost(Freezer):
         goes on from a checkpoint goes on after the rounds that are in it. What the choice depends on besides (names,
         sizes, settings) ignores the data.
 
+    >>> from torch import nn
     >>> from torch.utils.data import TensorDataset
     >>> import hoarfrost
     >>> model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 2))

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing.partitions import Partition
+from hoarfrost.models.calling import outputs_of
+from hoarfrost.nested import map_tensors
 
 if TYPE_CHECKING:
     from hoarfrost.query import Query
@@ -117,8 +119,8 @@ def of_recipe(loss: Callable[[Tensor, Tensor], Tensor]) -> LossOfOne:
 
     def of_one(model: nn.Module, batch: Any) -> Tensor:
         device = next(model.parameters()).device
-        x, y = (t.to(device) for t in batch)
-        return loss(model(x), y)
+        x, y = map_tensors(lambda t: t.to(device), tuple(batch))
+        return loss(outputs_of(model, x), y)
 
     return of_one
 

@@ -204,7 +204,7 @@ def file_keys(name: str) -> tuple[str, ...]:
     """The keys of a table that are paths of files, whatever it chooses.
 
     >>> file_keys("data"), file_keys("freeze"), file_keys("loop")
-    (('path', 'test'), ('reference',), ())
+    (('path', 'test'), ('path', 'reference'), ())
     """
     fields = ((key, field) for each in forms(name) for key, field in each.model_fields.items())
     return tuple(key for key, field in fields if any(isinstance(part, File) for part in _parts(field)))

@@ -162,7 +162,7 @@ def global_without_the_drop(patch: Patch) -> None:
 
 def batch_size_factor(patch: Patch) -> None:
     """Norms of gradients of the mean loss, factors for those of the sum."""
-    around(patch, Uses, "norms", lambda original, uses: tuple(each / uses.examples for each in original(uses)))
+    around(patch, Uses, "norms", lambda original, uses: original(uses) / uses.examples)
 
 
 def division_by_the_batch_that_was_drawn(patch: Patch) -> None:

@@ -455,10 +455,9 @@ class Engine:
             captured.clear()
             uses = Uses(self.encoding.encode(found), total.clipping, self.encoding.like(parameters), device)
             del found
-            norms, longest = uses.norms()
-            norms = norms.mul_(scale).float()
+            norms = uses.norms().mul_(scale).float()
             # Not so, either, if one is no number.
-            longest = longest * scale if isinstance(scale, float) else float(norms.amax()) if examples else 0.0
+            longest = uses.longest * scale if isinstance(scale, float) else float(norms.amax()) if examples else 0.0
             short = longest < FADES
             total.count(norms)
             if self._rows_checked < ROW_CHECKS:

@@ -35,15 +35,17 @@ class Uses:
         self, uses: Mapping[str, Contribution], clipping: Clipping, like: Mapping[str, Tensor], device: torch.device
     ) -> None:
         self.clipping, self.device = clipping, device
+        self.longest = math.inf  # of all norms, once they are known
         self.examples = next(iter(uses.values())).examples
         self._parts = [_Part(name, use, clipping.block_of[name], like[name].device) for name, use in uses.items()]
 
-    def norms(self) -> tuple[Tensor, float]:
-        """[examples, blocks], float64, and the largest of them."""
+    def norms(self) -> Tensor:
+        """[examples, blocks], float64; the largest of them is `longest` from then on."""
         squares = self._squares()
         longest = float(squares.amax()) if self.examples else 0.0
         if longest < math.inf:
-            return squares.sqrt(), math.sqrt(longest)
+            self.longest = math.sqrt(longest)
+            return squares.sqrt()
         # Squares overflow in float32 long before gradients do, and under a mean loss the number of examples decides
         # where. Norms that can be told exactly are: whether an example counts must not hang on the others.
         lost = (~squares.isfinite().all(1)).nonzero().squeeze(1)
@@ -51,7 +53,8 @@ class Uses:
         for part in self._parts:
             exact[:, part.block] += part.use.exact_squared_norms(lost.to(part.device)).to(exact)
         norms = squares.index_copy(0, lost, exact).sqrt_()
-        return norms, float(norms.amax())
+        self.longest = float(norms.amax())
+        return norms
 
     def _squares(self) -> Tensor:
         """As far as float32 has room for them."""

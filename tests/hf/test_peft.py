@@ -144,7 +144,6 @@ REFUSED = {  # what the message says
     "DoRA on every linear layer": "lora_A.default .* several times",
     "DoRA on words": "word_embeddings .* parameter weight in div",
     "DoRA on Conv1D": "lora_A.default .* several times",
-    "LoHa": "hada_w2_b.default .* autograd.Function",
     "OFT": "oft_R.default .* no rule of its own",
     "OFT, blocks shared": "oft_R.default .* no rule of its own",
     "constrained OFT": "oft_R.default .* no rule of its own",

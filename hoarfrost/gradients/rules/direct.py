@@ -19,7 +19,7 @@ from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
 
 # Without a tensor among their arguments, and public. (What `ones` or `randn` make may have a row for each example.)
-CONSTANTS = {torch.arange, torch.eye, torch.linspace}
+CONSTANTS = {torch.arange, torch.eye, torch.linspace, torch.tensor}  # of the last, single numbers
 
 
 class DirectParametersRule(Rule):
@@ -86,5 +86,6 @@ class _Follower(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in CONSTANTS:
-            return Shared.of(Made(func(*args, **kwargs)), self.meeting)
+            made = func(*args, **kwargs)
+            return made if func is torch.tensor and made.dim() else Shared.of(Made(made), self.meeting)
         return self.meeting.call(func, args, kwargs, self.own)

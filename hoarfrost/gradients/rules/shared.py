@@ -104,7 +104,8 @@ def sources_of(value: Tensor) -> tuple[Source, ...]:
     if not value.requires_grad:
         return ()
     found: dict[Source, None] = {}
-    todo, seen = [torch.autograd.graph.get_gradient_edge(value).node], set[Any]()
+    with torch.enable_grad():
+        todo, seen = [torch.autograd.graph.get_gradient_edge(value).node], set[Any]()
     while todo:
         node: Any = todo.pop()
         seen.add(node)
@@ -148,7 +149,8 @@ class Shared(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         meeting = next((item.meeting for item in tree_leaves((args, kwargs)) if type(item) is Shared), None)
-        if meeting is None:  # it is the end of a slice, say
+        kept = not torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1  # by an autograd.Function
+        if meeting is None or kept:  # or it is the end of a slice, say
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return meeting.call(func, args, kwargs)

@@ -32,7 +32,7 @@ from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
-from hoarfrost.gradients.sharing import Lending
+from hoarfrost.gradients.sharing import Held, Lending
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -106,6 +106,7 @@ class Engine:
         self.dims: Dims | None = None  # found on the first batch
         self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
         self.lending = Lending(self)
+        self._held = Held(model)
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
@@ -217,6 +218,10 @@ class Engine:
             return module in self.shared and not self._paused
         tensors = tensors_in((args, kwargs))  # it did not run when the examples were located
         return all(t.shape[0] == 1 != self.rows for t in tensors)
+
+    def held(self, t: Tensor) -> bool:
+        """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
+        return self._held.has(t)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""

@@ -55,7 +55,7 @@ class Seen:
     reentrant: set[nn.Module] = field(default_factory=set)  # called several times, in checkpoints of that kind
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:
-        items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind == "input" else leaves(args)
+        items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind.endswith("input") else leaves(args)
         if any(isinstance(item, PackedSequence) for item in items):
             items, kind = tree_flatten([_padded(item) for item in items])[0], f"packed {kind}"
         tensors = [item for item in items if isinstance(item, Tensor)]
@@ -224,7 +224,7 @@ def is_wrong(whole: Examples, two: Seen, three: Seen, outputs: list[int | None])
 
 def order_of(seen: Seen) -> list[nn.Module]:
     """The modules with parameters, as the model uses them."""
-    return list(dict.fromkeys(module for module, kind in seen.calls if kind == "input"))
+    return list(dict.fromkeys(module for module, kind in seen.calls if kind in ("input", "shared input")))
 
 
 def _is_packed(item: Any) -> bool:

@@ -137,19 +137,13 @@ METHODS: dict[str, Make] = {
 }  # fmt: skip
 
 REFUSED = {  # what the message says
-    "LoRA on every embedding": "position_embeddings .* lora_embedding_A.default in embedding",
+    "LoRA on every embedding": "position_embeddings .* lora_embedding_A.default, lora_embedding_B.default in add",
     "LoRA on positions of GPT-2": "wpe .* lora_embedding_A.default in embedding",
     "LoRA and new words": "trainable_tokens_delta.default in index_copy",
-    "DoRA": "lora_A.default .* several times",
-    "DoRA on every linear layer": "lora_A.default .* several times",
-    "DoRA on words": "word_embeddings .* parameter weight in div",
-    "DoRA on Conv1D": "lora_A.default .* several times",
     "OFT": "oft_R.default .* no rule of its own",
     "OFT, blocks shared": "oft_R.default .* no rule of its own",
     "constrained OFT": "oft_R.default .* no rule of its own",
     "BOFT": "boft_R.default in add",
-    "HRA": "hra_u.default in mm",
-    "HRA, orthogonal": "hra_u.default in mm",
     "FourierFT": "fourierft_spectrum.default in __setitem__",
     "C3A": r"c3a_kernel.default .* \(in an autograd.Function",
     "p-tuning with an LSTM": "embedding .* in lstm",

@@ -90,6 +90,9 @@ class Recorder(Protocol):
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Records what one use of ``parameter`` contributes to the backward pass that is running."""
 
+    def held(self, t: Tensor) -> bool:
+        """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Runs modules as they are, without rules."""
@@ -103,6 +106,10 @@ class Rule(ABC):
     """
 
     runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
+
+    def for_call(self, module: nn.Module, args: Any, kwargs: Any) -> Rule:
+        """The rule for a call with these arguments: another one may fit better."""
+        return self
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         """The parameters that it records: the module's own, or those of inner modules, too."""

@@ -80,6 +80,11 @@ class Meeting:
                     own[i] = made.now()
         if not own:
             return func(*args, **kwargs)
+        if others and self.constants and kwargs.get("out") is None:
+            strangers = [i for i, item in enumerate(flat) if isinstance(item, Tensor) and i not in own]
+            written = _writes(func, kwargs)  # the first
+            held = {i: Made(flat[i].detach()) for i in strangers if (i or not written) and self.recorder.held(flat[i])}
+            own, others = own | held, len(held) < len(strangers)
         alone = func in TYPES or (not others and func not in EXPANSIONS)
         if torch.is_grad_enabled() == self.differentiating:
             if alone:

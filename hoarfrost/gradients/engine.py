@@ -194,6 +194,11 @@ class Engine:
         """Whether the model is being looked at."""
         return self.seen is not None
 
+    @property
+    def locating(self) -> bool:
+        """Whether it is not known yet where the examples are: nothing can be said against a computation."""
+        return self.seen is not None and not self.seen.values
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 

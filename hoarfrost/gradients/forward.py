@@ -16,7 +16,7 @@ from hoarfrost.gradients.in_front import refuse_picked
 from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
 from hoarfrost.gradients.rules.shared import all_shared, any_shared, plain
-from hoarfrost.gradients.sharing import run_shared
+from hoarfrost.gradients.sharing import as_constants, run_shared
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -78,6 +78,8 @@ class ByRule(Wrapped):
         rule = self.rule.for_call(module, args, kwargs)
         rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
         shares = not rule.runs_in_probe and (any_shared(args, kwargs) or engine.shares(module, args, kwargs))
+        if rule.runs_in_probe and engine.shares(module, args, kwargs):  # which it can follow, knowing it
+            args, kwargs = as_constants(engine, module, args, kwargs)
         if engine.seen is not None:
             return self._shown(rule, engine.seen, shares, *args, **kwargs)
         if not any(p.requires_grad for p in rule.recorded(module)):

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 
+def as_constants(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Arguments that all examples share, known to be no examples."""
+    meeting = Meeting(recorder, module)
+
+    def constant(item: Any) -> Any:
+        fits = isinstance(item, Tensor) and type(item) is not Shared and not item.requires_grad
+        return Shared.of(Made(item), meeting) if fits else item
+
+    return tree_map(constant, (args, kwargs))
+
+
 def run_shared(recorder: Recorder, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What ``module`` makes of inputs that all examples share, followed."""
     meeting = Meeting(recorder, module)

@@ -137,8 +137,6 @@ METHODS: dict[str, Make] = {
 }  # fmt: skip
 
 REFUSED = {  # what the message says
-    "LoRA on every embedding": "position_embeddings .* lora_embedding_A.default, lora_embedding_B.default in add",
-    "LoRA on positions of GPT-2": "wpe .* lora_embedding_A.default in embedding",
     "LoRA and new words": "trainable_tokens_delta.default in index_copy",
     "OFT": "oft_R.default .* no rule of its own",
     "OFT, blocks shared": "oft_R.default .* no rule of its own",

@@ -66,6 +66,10 @@ class Recorder(Protocol):
         """Whether the model is being looked at: what a rule computes in other ways can be compared."""
 
     @property
+    def locating(self) -> bool:
+        """Whether it is not known yet where the examples are: nothing can be said against a computation."""
+
+    @property
     def groups(self) -> Groups:
         """Whose these rows are. To be read in the forward pass: the backward pass may come after another one."""
 

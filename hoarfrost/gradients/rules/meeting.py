@@ -9,6 +9,7 @@ compared with that of the operation itself, which may do otherwise for a whole b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Meeting:
                 return self._among_themselves(func, flat, own, structure)
             if any(made.sources for made in own.values()):
                 _note_use(own.values())
-                return self.of(func, flat, own, structure)
+                return self._where_known(func, flat, own, structure)
         args, kwargs = plain((args, kwargs))
         result = func(*args, **kwargs)
         if alone and self.differentiating and self.constants:  # without gradients: whatever comes out is a constant
@@ -118,6 +119,19 @@ class Meeting:
             return Shared.of(Made(t), self) if follows else t
 
         return tree_map(shared, result)
+
+    def _where_known(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
+        try:
+            return self.of(func, flat, own, structure)
+        except NotPrivate:
+            if not (self.recorder.locating and self.constants):
+                raise
+            args, kwargs = plain(
+                tree_unflatten([own[i].value if i in own else t for i, t in enumerate(flat)], structure)
+            )
+            with suppress(Exception):  # or else the reason is that
+                return func(*args, **kwargs)
+            raise
 
     def _rows_of_table(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         """A lookup of which the gradient is known without writing out that of the whole table; None for others."""

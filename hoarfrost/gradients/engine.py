@@ -33,6 +33,7 @@ from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
 from hoarfrost.gradients.sharing import Held, Lending
+from hoarfrost.gradients.sites import Site
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -107,6 +108,7 @@ class Engine:
         self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
         self.lending = Lending(self)
         self._held = Held(model)
+        self.rows_at: dict[Site, bool] = {}  # found on the first batch
         self.prober = Prober(self)
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
@@ -227,6 +229,10 @@ class Engine:
     def held(self, t: Tensor) -> bool:
         """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
         return self._held.has(t)
+
+    def counts_rows(self, site: Site) -> bool | None:
+        """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
+        return self.rows_at.get(site)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
+from hoarfrost.gradients.sites import Sizes
 from hoarfrost.nested import parts
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Seen:
     recording: bool = True  # not while activation checkpoints run the model once more
     inside: nn.Module | None = None  # that follows its own parameters
     drawn: list[Any] = field(default_factory=list)  # random states after the run
+    sizes: Sizes = field(default_factory=Sizes)
     reentrant: set[nn.Module] = field(default_factory=set)  # called several times, in checkpoints of that kind
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:

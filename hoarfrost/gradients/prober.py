@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from hoarfrost.gradients.in_front import refuse_hooks
 from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
+from hoarfrost.gradients.sites import counting
 from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Prober:
                 dims = dims | {m: each for (m, kind), each in self.dims.items() if kind == which}
             engine.dims = dims
             engine.shared = frozenset(m for m, each in dims.items() if all(dim is None for dim in each))
+            engine.rows_at |= counting(two.sizes, three.sizes)
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone
             with self.held_still() as kept, torch.set_grad_enabled(gradients):
@@ -202,7 +204,7 @@ class Prober:
         model = engine.model
         engine.seen = Seen(values)
         self.seed(kept, seed)
-        with engine.lending.lent(everything=lend):
+        with engine.lending.lent(everything=lend), nullcontext() if values else engine.seen.sizes:
             output = self.call(few)
         engine.seen.record(model, (output,), {}, "output")
         engine.seen.returned = output

@@ -68,6 +68,12 @@ def written_through_a_view(module: Any, x: Tensor) -> Tensor:
     return x * scale
 
 
+def written_into_zeros(module: Any, x: Tensor) -> Tensor:
+    matrix = torch.zeros(WIDTH, WIDTH)
+    matrix[module.table["index"], module.table["index"]] = module.own
+    return x @ matrix
+
+
 def written_into_an_identity(module: Any, x: Tensor) -> Tensor:
     matrix = torch.eye(WIDTH)
     matrix[module.table["index"][0]] = module.own
@@ -114,6 +120,9 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "in a function of its own": lambda: Bare(lambda m, x: x @ Product.apply(m.own, m.own.exp()), WIDTH, WIDTH),
     "a layer on an identity": lambda: Bare(lambda m, x: m.layer(x) + x @ m.layer(torch.eye(WIDTH)) * m.own, WIDTH),
     "with a frozen weight": lambda: Bare(multiplied_with_a_frozen_weight, WIDTH, WIDTH),
+    "for a number of heads": lambda: Bare(lambda m, x: (x.unflatten(1, (2, 2)) + m.own.expand(2, 2)).flatten(1), 1, 2),
+    "as often as it is wide": lambda: Bare(lambda m, x: x @ m.own.repeat(WIDTH, 1), WIDTH),
+    "written into zeros": lambda: Bare(written_into_zeros, WIDTH),
     "for each example": lambda: Bare(lambda m, x: x * m.own.expand(len(x), -1), 1, WIDTH),
     "with ones for each example": lambda: Bare(lambda m, x: x + torch.ones(len(x), WIDTH) * m.own, WIDTH),
     "with a trained weight of a layer": lambda: Bare(lambda m, x: x @ (m.own @ m.layer.weight), WIDTH, WIDTH),

@@ -137,12 +137,7 @@ METHODS: dict[str, Make] = {
 }  # fmt: skip
 
 REFUSED = {  # what the message says
-    "LoRA and new words": "trainable_tokens_delta.default in index_copy",
-    "OFT": "oft_R.default .* no rule of its own",
-    "OFT, blocks shared": "oft_R.default .* no rule of its own",
-    "constrained OFT": "oft_R.default .* no rule of its own",
-    "BOFT": "boft_R.default in add",
-    "FourierFT": "fourierft_spectrum.default in __setitem__",
+    "constrained OFT": "oft_R.default.weight changes",
     "C3A": r"c3a_kernel.default .* \(in an autograd.Function",
     "p-tuning with an LSTM": "embedding .* in lstm",
 }

@@ -47,6 +47,7 @@ from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, at_least_float32
+from hoarfrost.gradients.sites import Site
 from hoarfrost.gradients.tap import Sink, note_rows
 from hoarfrost.groups import Groups
 from hoarfrost.masks import PartialMask
@@ -96,6 +97,9 @@ class Recorder(Protocol):
 
     def held(self, t: Tensor) -> bool:
         """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
+
+    def counts_rows(self, site: Site) -> bool | None:
+        """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:

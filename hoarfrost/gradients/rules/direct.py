@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule
 from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
-
-# Without a tensor among their arguments, and public. (What `ones` or `randn` make may have a row for each example.)
-CONSTANTS = {torch.arange, torch.eye, torch.linspace, torch.tensor}  # of the last, single numbers
+from hoarfrost.gradients.sites import site
 
 
 class DirectParametersRule(Rule):
@@ -85,7 +83,14 @@ class _Follower(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in CONSTANTS:
-            made = func(*args, **kwargs)
-            return made if func is torch.tensor and made.dim() else Shared.of(Made(made), self.meeting)
+        if not any(isinstance(item, Tensor) for item in tree_leaves((args, kwargs))):
+            return self._made_of_nothing(func(*args, **kwargs))
         return self.meeting.call(func, args, kwargs, self.own)
+
+    def _made_of_nothing(self, made: Any) -> Any:
+        """It is public; what may have a row for each example is none of what all share."""
+        if type(made) is not Tensor:
+            return made
+        recorder = self.meeting.recorder
+        shares = recorder.counts_rows(site()) is False or made.shape[:1] != (recorder.rows,)
+        return Shared.of(Made(made), self.meeting) if shares else made

@@ -23,10 +23,9 @@ from hoarfrost.gradients.contributions import Contribution, Dense, Outer
 from hoarfrost.gradients.rules.base import Recorder, flatten_positions
 from hoarfrost.gradients.rules.embedding import rows_of_table
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, plain
+from hoarfrost.gradients.sites import EXPANSIONS, REPETITIONS, site
 
 T = torch.Tensor
-REPETITIONS = {T.repeat, torch.tile, T.tile}
-EXPANSIONS = {T.expand, T.expand_as, torch.broadcast_to, T.broadcast_to} | REPETITIONS
 ELEMENTWISE = {
     torch.add, T.add, T.add_, T.__add__, T.__radd__, T.__iadd__,
     torch.sub, T.sub, T.sub_, T.__sub__, T.__rsub__, T.__isub__,
@@ -86,7 +85,7 @@ class Meeting:
             written = _writes(func, kwargs)  # the first
             held = {i: Made(flat[i].detach()) for i in strangers if (i or not written) and self.recorder.held(flat[i])}
             own, others = own | held, len(held) < len(strangers)
-        alone = func in TYPES or (not others and func not in EXPANSIONS)
+        alone = func in TYPES or (not others and (func not in EXPANSIONS or self._is_for_all()))
         if torch.is_grad_enabled() == self.differentiating:
             if alone:
                 return self._among_themselves(func, flat, own, structure)
@@ -98,6 +97,10 @@ class Meeting:
         if alone and self.differentiating and self.constants:  # without gradients: whatever comes out is a constant
             return tree_map(lambda t: Shared.of(Made(t), self) if isinstance(t, Tensor) else t, result)
         return result
+
+    def _is_for_all(self) -> bool:
+        """Whether what is expanded at this place in the code has no row for each example."""
+        return self.constants and self.recorder.counts_rows(site()) is False
 
     def _among_themselves(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         if func in LOOKUPS and (looked := self._rows_of_table(func, flat, own, structure)) is not None:
@@ -121,14 +124,15 @@ class Meeting:
         return tree_map(shared, result)
 
     def _where_known(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
+        if not (self.recorder.locating and self.constants):
+            return self.of(func, flat, own, structure)
+        values = [own[i].value if i in own else item for i, item in enumerate(flat)]
+        args, kwargs = plain(tree_unflatten(values, structure))
+        if func in EXPANSIONS:  # once, as it is watched
+            return func(*args, **kwargs)
         try:
             return self.of(func, flat, own, structure)
         except NotPrivate:
-            if not (self.recorder.locating and self.constants):
-                raise
-            args, kwargs = plain(
-                tree_unflatten([own[i].value if i in own else t for i, t in enumerate(flat)], structure)
-            )
             with suppress(Exception):  # or else the reason is that
                 return func(*args, **kwargs)
             raise

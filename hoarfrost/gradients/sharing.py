@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from hoarfrost.gradients.kept import plain
 from hoarfrost.gradients.rules.base import Recorder, not_attributable
+from hoarfrost.gradients.rules.direct import Following
 from hoarfrost.gradients.rules.fallback import WEIGHT_HOOKS
 from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
@@ -55,7 +56,7 @@ def run_shared(recorder: Recorder, module: nn.Module, original: Callable[..., An
         shared = {key: _share(p, prefix + key, meeting)[0] for key, p in inner._parameters.items() if p is not None}
         if shared:
             own[inner] = shared
-    with recorder.paused(), in_place_of(own):
+    with recorder.paused(), in_place_of(own), Following(meeting):
         return original(*args, **kwargs)
 
 

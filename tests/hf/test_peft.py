@@ -139,7 +139,6 @@ METHODS: dict[str, Make] = {
 REFUSED = {  # what the message says
     "constrained OFT": "oft_R.default.weight changes",
     "C3A": r"c3a_kernel.default .* \(in an autograd.Function",
-    "p-tuning with an LSTM": "embedding .* in lstm",
 }
 SLOW = {  # others show nearly the same
     "LoRA on every linear layer", "LoRA with biases", "LoRA on Conv1D", "LoRA on positions of GPT-2", "IA3 on Conv1D",

@@ -62,24 +62,13 @@ def only_holds(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
 
 
-class _Follower(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, module: nn.Module):
+class Following(TorchFunctionMode):
+    """While this lasts, what is made of nothing is known to hold no example."""
+
+    def __init__(self, meeting: Meeting):
         super().__init__()
-        self.meeting = Meeting(recorder, module)
+        self.meeting = meeting
         self.own: dict[int, Made] = {}  # by the id of a parameter or buffer, however it is read
-        for name, p in own_parameters(module):
-            source = Source(p, name, p) if p.requires_grad else None
-            self.own[id(p)] = Made(p.detach()) if source is None else Made(source.stand_in, (source,))
-        # Where they are read from the module, that they are shared is seen by inner modules as well.
-        self.shared = {
-            holder: {
-                key: Shared.of(made, self.meeting)
-                for key, p in holder._parameters.items()
-                if (made := self.own.get(id(p))) is not None and made.sources
-            }
-            for holder in holders(module)
-        }
-        self.own |= {id(b): Made(b) for b in module.buffers(recurse=False)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -94,3 +83,21 @@ class _Follower(TorchFunctionMode):
         recorder = self.meeting.recorder
         shares = recorder.counts_rows(site()) is False or made.shape[:1] != (recorder.rows,)
         return Shared.of(Made(made), self.meeting) if shares else made
+
+
+class _Follower(Following):
+    def __init__(self, recorder: Recorder, module: nn.Module):
+        super().__init__(Meeting(recorder, module))
+        for name, p in own_parameters(module):
+            source = Source(p, name, p) if p.requires_grad else None
+            self.own[id(p)] = Made(p.detach()) if source is None else Made(source.stand_in, (source,))
+        # Where they are read from the module, that they are shared is seen by inner modules as well.
+        self.shared = {
+            holder: {
+                key: Shared.of(made, self.meeting)
+                for key, p in holder._parameters.items()
+                if (made := self.own.get(id(p))) is not None and made.sources
+            }
+            for holder in holders(module)
+        }
+        self.own |= {id(b): Made(b) for b in module.buffers(recurse=False)}

@@ -144,7 +144,7 @@ SLOW = {  # others show nearly the same
     "LoRA on every linear layer", "LoRA with biases", "LoRA on Conv1D", "LoRA on positions of GPT-2", "IA3 on Conv1D",
     "DoRA on every linear layer", "DoRA on Conv1D", "OFT, blocks shared", "HRA, orthogonal", "prefix tuning, projected",
     "prompt tuning of GPT-2", "LN tuning", "constrained OFT", "Pfeiffer adapters", "adapters in GPT-2",
-    "prefix tuning of GPT-2", "prompt tuning", "VeRA",
+    "prefix tuning of GPT-2", "prompt tuning", "VeRA", "DoRA on words", "LoHa",
 }  # fmt: skip
 
 

@@ -32,7 +32,8 @@ from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
 from hoarfrost.gradients.rules.base import not_attributable
-from hoarfrost.gradients.sharing import Lending
+from hoarfrost.gradients.sharing import Held, Lending
+from hoarfrost.gradients.sites import Site
 from hoarfrost.gradients.state import StateGuard
 from hoarfrost.gradients.structure import Structure, refuse_unfit, set_compilation_aside
 from hoarfrost.gradients.tap import Sink, at_full_precision, tap
@@ -106,6 +107,8 @@ class Engine:
         self.dims: Dims | None = None  # found on the first batch
         self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
         self.lending = Lending(self)
+        self._held = Held(model)
+        self.rows_at: dict[Site, bool] = {}  # found on the first batch
         self.prober = Prober(self)
         # Around each run of the model on a batch: stands in for what need not be computed again.
         self.serving: Callable[[Examples, Any], AbstractContextManager[None]] = lambda where, arguments: nullcontext()
@@ -195,6 +198,11 @@ class Engine:
         """Whether the model is being looked at."""
         return self.seen is not None
 
+    @property
+    def locating(self) -> bool:
+        """Whether it is not known yet where the examples are: nothing can be said against a computation."""
+        return self.seen is not None and not self.seen.values
+
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it.
 
@@ -221,6 +229,14 @@ class Engine:
             return module in self.shared and not self._paused
         tensors = tensors_in((args, kwargs))  # it did not run when the examples were located
         return all(t.shape[0] == 1 != self.rows for t in tensors)
+
+    def held(self, t: Tensor) -> bool:
+        """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
+        return self._held.has(t)
+
+    def counts_rows(self, site: Site) -> bool | None:
+        """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
+        return self.rows_at.get(site)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:
         """``output``, with ``sink(gradient, inputs)`` called in the backward pass."""

@@ -16,8 +16,8 @@ from hoarfrost.gradients.empty_run import run_on_nothing
 from hoarfrost.gradients.in_front import refuse_picked
 from hoarfrost.gradients.probe import Seen
 from hoarfrost.gradients.rules import Rule
-from hoarfrost.gradients.rules.shared import any_shared, plain
-from hoarfrost.gradients.sharing import run_shared
+from hoarfrost.gradients.rules.shared import all_shared, any_shared, plain
+from hoarfrost.gradients.sharing import as_constants, run_shared
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -81,30 +81,35 @@ class ByRule(Wrapped):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine, module = self.engine, self.module
-        self.rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
-        shares = not self.rule.runs_in_probe and (any_shared(args, kwargs) or engine.shares(module, args, kwargs))
+        rule = self.rule.for_call(module, args, kwargs)
+        rule.check(module, engine.name_of(module))  # model.train() may have changed the answer
+        shares = not rule.runs_in_probe and (any_shared(args, kwargs) or engine.shares(module, args, kwargs))
+        if rule.runs_in_probe and engine.shares(module, args, kwargs):  # which it can follow, knowing it
+            args, kwargs = as_constants(engine, module, args, kwargs)
         if engine.seen is not None:
-            return self._shown(engine.seen, shares, *args, **kwargs)
-        if not any(p.requires_grad for p in self.rule.recorded(module)):
+            return self._shown(rule, engine.seen, shares, *args, **kwargs)
+        if not any(p.requires_grad for p in rule.recorded(module)):
             return self.original(*args, **kwargs)
         if shares:
             return run_shared(engine, module, self.original, args, kwargs)
-        return self.rule.forward(engine, module, self.original, args, kwargs)
+        return rule.forward(engine, module, self.original, args, kwargs)
 
-    def _shown(self, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
+    def _shown(self, rule: Rule, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""
-        seen.record(self.module, *plain((args, kwargs)))
+        # A layer may be handed examples at some calls, and what all share at others (an identity matrix).
+        kind = "shared " if shares and any_shared(args, kwargs) and all_shared(args, kwargs) else ""
+        seen.record(self.module, plain(args), plain(kwargs), f"{kind}input")
         if shares:
             output = run_shared(self.engine, self.module, self.original, args, kwargs)
-            seen.record(self.module, (plain(output),), {}, "output")
+            seen.record(self.module, (plain(output),), {}, f"{kind}output")
             return output
-        if not self.rule.runs_in_probe:
+        if not rule.runs_in_probe:
             with nullcontext() if self.holders == (self.module,) else self.engine.paused():  # inner ones are run by it
                 output = self.original(*args, **kwargs)
             return seen.leave(self.module, output)
         outside, seen.inside = seen.inside, self.module
         try:
-            output = self.rule.forward(self.engine, self.module, self.original, args, kwargs)
+            output = rule.forward(self.engine, self.module, self.original, args, kwargs)
             return seen.leave(self.module, output)
         finally:
             seen.inside = outside

@@ -25,7 +25,8 @@ def refuse_plain_gradients(p: nn.Parameter, name: str, paused: Callable[[], bool
             f"the parameter {name} is used outside of the module that holds it, so its gradient cannot be attributed "
             "to individual examples. Call the module instead of reading its parameter, or tie two modules by giving "
             "them the same Parameter: head.weight = embedding.weight. A penalty on weights belongs into the optimizer: "
-            "weight_decay=."
+            "weight_decay=. PEFT's AdaLoRA adds one (orth_reg_weight) to the loss that the model returns: compute the "
+            "loss from its logits, and hand it no labels."
         )
 
     live = p.requires_grad

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
+from hoarfrost.gradients.sites import Sizes
 from hoarfrost.nested import parts
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ class Seen:
     recording: bool = True  # not while activation checkpoints run the model once more
     inside: nn.Module | None = None  # that follows its own parameters
     drawn: list[Any] = field(default_factory=list)  # random states after the run
+    sizes: Sizes = field(default_factory=Sizes)
     reentrant: set[nn.Module] = field(default_factory=set)  # called several times, in checkpoints of that kind
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:
-        items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind == "input" else leaves(args)
+        items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind.endswith("input") else leaves(args)
         if any(isinstance(item, PackedSequence) for item in items):
             items, kind = tree_flatten([_padded(item) for item in items])[0], f"packed {kind}"
         tensors = [item for item in items if isinstance(item, Tensor)]
@@ -224,7 +226,7 @@ def is_wrong(whole: Examples, two: Seen, three: Seen, outputs: list[int | None])
 
 def order_of(seen: Seen) -> list[nn.Module]:
     """The modules with parameters, as the model uses them."""
-    return list(dict.fromkeys(module for module, kind in seen.calls if kind == "input"))
+    return list(dict.fromkeys(module for module, kind in seen.calls if kind in ("input", "shared input")))
 
 
 def _is_packed(item: Any) -> bool:

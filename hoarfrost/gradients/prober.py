@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from hoarfrost.gradients.in_front import refuse_hooks
 from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
+from hoarfrost.gradients.sites import counting
 from hoarfrost.gradients.trials import FORWARD
 
 if TYPE_CHECKING:
@@ -112,15 +113,19 @@ class Prober:
                 three = self._run_lending(kept, few.pick([0] * 3), seed)
                 engine.order = engine.order or probe.order_of(two)
                 found = probe.locate(engine, two, three) | found
-                if all((module, "input") in found for module in engine.ruled):
+                if all(found.keys() & {(module, "input"), (module, "shared input")} for module in engine.ruled):
                     break  # or some layers are left out at random (LayerDrop), and others with other numbers
             outputs = probe.locate_outputs(engine, two, three)
             if whole is not None and probe.is_wrong(whole, two, three, outputs):
                 raise RuntimeError("a wrong guess of where the examples are in what the model is handed")
             self.dims |= found
             self.outputs = outputs
-            engine.dims = (engine.dims or {}) | {m: dims for (m, kind), dims in self.dims.items() if kind == "input"}
-            engine.shared = frozenset(m for m, dims in engine.dims.items() if all(dim is None for dim in dims))
+            dims = engine.dims or {}
+            for which in ("shared input", "input"):
+                dims = dims | {m: each for (m, kind), each in self.dims.items() if kind == which}
+            engine.dims = dims
+            engine.shared = frozenset(m for m, each in dims.items() if all(dim is None for dim in each))
+            engine.rows_at |= counting(two.sizes, three.sizes)
             self._refuse_pairs(three, few)
         for gradients in (True, False):  # some modules run as they are without gradients alone
             with self.held_still() as kept, torch.set_grad_enabled(gradients):
@@ -203,7 +208,7 @@ class Prober:
         model = engine.model
         engine.seen = Seen(values)
         self.seed(kept, seed)
-        with engine.lending.lent(everything=lend):
+        with engine.lending.lent(everything=lend), nullcontext() if values else engine.seen.sizes:
             output = self.call(few)
         engine.seen.record(model, (output,), {}, "output")
         engine.seen.returned = output

@@ -16,13 +16,26 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from hoarfrost.gradients.kept import plain
 from hoarfrost.gradients.rules.base import Recorder, not_attributable
+from hoarfrost.gradients.rules.direct import Following
 from hoarfrost.gradients.rules.fallback import WEIGHT_HOOKS
 from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
+
+
+def as_constants(recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Arguments that all examples share, known to be no examples."""
+    meeting = Meeting(recorder, module)
+
+    def constant(item: Any) -> Any:
+        fits = isinstance(item, Tensor) and type(item) is not Shared and not item.requires_grad
+        return Shared.of(Made(item), meeting) if fits else item
+
+    return tree_map(constant, (args, kwargs))
 
 
 def run_shared(recorder: Recorder, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -43,8 +56,37 @@ def run_shared(recorder: Recorder, module: nn.Module, original: Callable[..., An
         shared = {key: _share(p, prefix + key, meeting)[0] for key, p in inner._parameters.items() if p is not None}
         if shared:
             own[inner] = shared
-    with recorder.paused(), in_place_of(own):
+    with recorder.paused(), in_place_of(own), Following(meeting):
         return original(*args, **kwargs)
+
+
+class Held:
+    """The tensors that a model holds when it is made private: no example is in them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {id(t): t for module in model.modules() for t in _tensors_in(list(vars(module).values()), 3)}
+
+    def has(self, t: Tensor) -> bool:
+        """Whether it is one of them, or a view of one's values: no gradient passes through it."""
+        if id(t) in self._tensors:
+            return not t.requires_grad
+        # A new parameter made from one's values (as transposed ones are in PEFT) is nothing that is trained.
+        if not t.is_leaf or (t.requires_grad and type(t) is not nn.Parameter):
+            return False
+        if not plain(t) or (t.dim() and t.stride(0) == 0):  # repeated for each example, maybe
+            return False
+        place = t.untyped_storage().data_ptr()
+        return place != 0 and place in {
+            each.untyped_storage().data_ptr() for each in self._tensors.values() if plain(each)
+        }
+
+
+def _tensors_in(item: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, dict | list | tuple) and depth:
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _tensors_in(each, depth - 1)
 
 
 class Lending:

@@ -496,11 +496,6 @@ REFUSED = {
         torch.randn(5, 4),
         "own parameters: changing one",
     ),
-    "a bare token for a number of heads": (
-        lambda: OfItsOwn(lambda x, w: x.unflatten(-1, (2, 2)).add(w.expand(2, 2)).flatten(1), 1, 2),
-        torch.randn(5, 4),
-        "own parameter own in expand",
-    ),
     "a bare token that is assigned to some": (
         lambda: OfItsOwn(lambda x, w: x.clone().index_put((x[:, 0] > 0,), w), 4),
         torch.randn(5, 4),

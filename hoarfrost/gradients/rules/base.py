@@ -47,6 +47,7 @@ from torch.utils._pytree import tree_flatten
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, at_least_float32
+from hoarfrost.gradients.sites import Site
 from hoarfrost.gradients.tap import Sink, note_rows
 from hoarfrost.groups import Groups
 from hoarfrost.masks import PartialMask
@@ -64,6 +65,10 @@ class Recorder(Protocol):
     @property
     def probing(self) -> bool:
         """Whether the model is being looked at: what a rule computes in other ways can be compared."""
+
+    @property
+    def locating(self) -> bool:
+        """Whether it is not known yet where the examples are: nothing can be said against a computation."""
 
     @property
     def groups(self) -> Groups:
@@ -90,6 +95,12 @@ class Recorder(Protocol):
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Records what one use of ``parameter`` contributes to the backward pass that is running."""
 
+    def held(self, t: Tensor) -> bool:
+        """Whether the model held this tensor, or its memory, when it was made private: no example is in it."""
+
+    def counts_rows(self, site: Site) -> bool | None:
+        """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Runs modules as they are, without rules."""
@@ -103,6 +114,10 @@ class Rule(ABC):
     """
 
     runs_in_probe: ClassVar[bool] = False  # whether it also checks what it sees while the examples are being located
+
+    def for_call(self, module: nn.Module, args: Any, kwargs: Any) -> Rule:
+        """The rule for a call with these arguments: another one may fit better."""
+        return self
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         """The parameters that it records: the module's own, or those of inner modules, too."""

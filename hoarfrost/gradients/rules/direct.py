@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule
 from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
-
-# Without a tensor among their arguments, and public. (What `ones` or `randn` make may have a row for each example.)
-CONSTANTS = {torch.arange, torch.eye, torch.linspace}
+from hoarfrost.gradients.sites import site
 
 
 class DirectParametersRule(Rule):
@@ -64,11 +62,32 @@ def only_holds(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
 
 
-class _Follower(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, module: nn.Module):
+class Following(TorchFunctionMode):
+    """While this lasts, what is made of nothing is known to hold no example."""
+
+    def __init__(self, meeting: Meeting):
         super().__init__()
-        self.meeting = Meeting(recorder, module)
+        self.meeting = meeting
         self.own: dict[int, Made] = {}  # by the id of a parameter or buffer, however it is read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(item, Tensor) for item in tree_leaves((args, kwargs))):
+            return self._made_of_nothing(func(*args, **kwargs))
+        return self.meeting.call(func, args, kwargs, self.own)
+
+    def _made_of_nothing(self, made: Any) -> Any:
+        """It is public; what may have a row for each example is none of what all share."""
+        if type(made) is not Tensor:
+            return made
+        recorder = self.meeting.recorder
+        shares = recorder.counts_rows(site()) is False or made.shape[:1] != (recorder.rows,)
+        return Shared.of(Made(made), self.meeting) if shares else made
+
+
+class _Follower(Following):
+    def __init__(self, recorder: Recorder, module: nn.Module):
+        super().__init__(Meeting(recorder, module))
         # What a layer inside of it holds, too (the bias of BERT's head for words), is that layer's business.
         inside = {p for child in module.children() if not only_holds(child) for p in child.parameters()}
         for name, p in own_parameters(module):
@@ -86,9 +105,3 @@ class _Follower(TorchFunctionMode):
             for holder in holders(module)
         }
         self.own |= {id(b): Made(b) for b in module.buffers(recurse=False)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in CONSTANTS:
-            return Shared.of(Made(func(*args, **kwargs)), self.meeting)
-        return self.meeting.call(func, args, kwargs, self.own)

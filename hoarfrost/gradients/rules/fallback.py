@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Dense
 from hoarfrost.gradients.rules.base import Forward, Recorder, Rule, not_attributable
+from hoarfrost.gradients.rules.direct import DirectParametersRule
 
 WEIGHT_HOOKS = (BasePruningMethod, WeightNorm)  # hooks before `forward` that make a weight out of parameters
 
@@ -28,6 +30,11 @@ class FallbackRule(Rule):
     Correct for anything that treats the examples of its inputs alike and independently; it writes every gradient out,
     [B, *shape], so it costs memory. The module's inner modules run inside it, without rules of their own.
     """
+
+    def for_call(self, module: nn.Module, args: Any, kwargs: Any) -> Rule:
+        # A module that is handed other modules uses parameters that it does not hold.
+        handed = any(isinstance(item, nn.Module) for item in (*args, *kwargs.values()))
+        return DirectParametersRule() if handed and not is_parametrized(module) else self
 
     def recorded(self, module: nn.Module) -> Iterable[nn.Parameter]:
         return module.parameters()

@@ -9,6 +9,7 @@ compared with that of the operation itself, which may do otherwise for a whole b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,10 +23,9 @@ from hoarfrost.gradients.contributions import Contribution, Dense, Outer
 from hoarfrost.gradients.rules.base import Recorder, flatten_positions
 from hoarfrost.gradients.rules.embedding import rows_of_table
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, plain
+from hoarfrost.gradients.sites import EXPANSIONS, REPETITIONS, site
 
 T = torch.Tensor
-REPETITIONS = {T.repeat, torch.tile, T.tile}
-EXPANSIONS = {T.expand, T.expand_as, torch.broadcast_to, T.broadcast_to} | REPETITIONS
 ELEMENTWISE = {
     torch.add, T.add, T.add_, T.__add__, T.__radd__, T.__iadd__,
     torch.sub, T.sub, T.sub_, T.__sub__, T.__rsub__, T.__isub__,
@@ -73,24 +73,36 @@ class Meeting:
         others = False
         for i, item in enumerate(flat):
             if isinstance(item, Tensor):
-                made = item.made if type(item) is Shared else known.get(id(item))
+                made = item.made_now() if type(item) is Shared else known.get(id(item))
                 if made is None and func in ELEMENTWISE and self._stands_for_all(item):
                     made = Made(item)
                 if made is None:
                     others = True
                 else:
-                    own[i] = made
+                    own[i] = made.now()
         if not own:
             return func(*args, **kwargs)
-        alone = func in TYPES or (not others and func not in EXPANSIONS)
+        if others and self.constants and kwargs.get("out") is None:
+            strangers = [i for i, item in enumerate(flat) if isinstance(item, Tensor) and i not in own]
+            written = _writes(func, kwargs)  # the first
+            held = {i: Made(flat[i].detach()) for i in strangers if (i or not written) and self.recorder.held(flat[i])}
+            own, others = own | held, len(held) < len(strangers)
+        alone = func in TYPES or (not others and (func not in EXPANSIONS or self._is_for_all()))
         if torch.is_grad_enabled() == self.differentiating:
             if alone:
                 return self._among_themselves(func, flat, own, structure)
             if any(made.sources for made in own.values()):
                 _note_use(own.values())
-                return self.of(func, flat, own, structure)
+                return self._where_known(func, flat, own, structure)
         args, kwargs = plain((args, kwargs))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if alone and self.differentiating and self.constants:  # without gradients: whatever comes out is a constant
+            return tree_map(lambda t: Shared.of(Made(t), self) if isinstance(t, Tensor) else t, result)
+        return result
+
+    def _is_for_all(self) -> bool:
+        """Whether what is expanded at this place in the code has no row for each example."""
+        return self.constants and self.recorder.counts_rows(site()) is False
 
     def _stands_for_all(self, t: Tensor) -> bool:
         """Whether it has one row for many, and nothing to learn (the causal mask [1, 1, T, T] beside a bias)."""
@@ -113,9 +125,23 @@ class Meeting:
                 return Shared.of(Made(t, sources), self)
             # What `new_zeros` makes may have a row for each example.
             follows = self.constants and not (new and self.recorder.rows in t.shape)
-            return Shared.of(Made(t.detach()), self) if follows else t.detach()
+            return Shared.of(Made(t), self) if follows else t
 
         return tree_map(shared, result)
+
+    def _where_known(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
+        if not (self.recorder.locating and self.constants):
+            return self.of(func, flat, own, structure)
+        values = [own[i].value if i in own else item for i, item in enumerate(flat)]
+        args, kwargs = plain(tree_unflatten(values, structure))
+        if func in EXPANSIONS:  # once, as it is watched
+            return func(*args, **kwargs)
+        try:
+            return self.of(func, flat, own, structure)
+        except NotPrivate:
+            with suppress(Exception):  # or else the reason is that
+                return func(*args, **kwargs)
+            raise
 
     def _rows_of_table(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
         """A lookup of which the gradient is known without writing out that of the whole table; None for others."""
@@ -286,22 +312,23 @@ class Meeting:
     def _record(self, made: Made, contribution: Contribution) -> None:
         """Adds what arrived at something made from parameters to those."""
         first = made.sources[0]
+        if made.was_written:
+            raise NotPrivate(
+                f"{self.recorder.name_of(self.module)} ({type(self.module).__name__}) writes into something made from "
+                f"its parameter {first.name} after that has met the examples, so that its gradient is lost. Compute "
+                "with a new tensor: a = a + b in place of a += b"
+            )
         if made.value is first.stand_in:
             first.add(self.recorder, contribution)
-        elif isinstance(contribution, Outer) and _same_memory(made.value, first.stand_in.mT):
+        elif (
+            isinstance(contribution, Outer) and first.stand_in.dim() > 1 and _same_memory(made.value, first.stand_in.mT)
+        ):
             first.add(self.recorder, Outer(contribution.g, contribution.a))
         else:
-            gradients = torch.autograd.grad(
-                made.value,
-                [source.stand_in for source in made.sources],
-                contribution.instantiate().to(made.value.dtype),
-                is_grads_batched=True,
-                retain_graph=True,
-                allow_unused=True,
-            )
-            for source, gradient in zip(made.sources, gradients, strict=True):
-                if gradient is not None:
-                    source.add(self.recorder, Dense(gradient))
+            found = _pulled_back(made, contribution.instantiate().to(made.value.dtype))
+            for source, gradients in zip(made.sources, found, strict=True):
+                if gradients is not None:
+                    source.add(self.recorder, Dense(gradients))
 
     def _refusal(self, func: Any, own: dict[int, Made], why: str = _MANY) -> NotPrivate:
         names = ", ".join(dict.fromkeys(source.name for made in own.values() for source in made.sources))
@@ -310,6 +337,25 @@ class Meeting:
             f"{name} ({type(self.module).__name__}) uses its own parameter {names} in "
             f"{getattr(func, '__name__', func)}, {why}"
         )
+
+
+def _pulled_back(made: Made, gradients: Tensor) -> Sequence[Tensor | None]:
+    """From each example's gradient of what was made to its gradients of the sources, [B, *source.shape]."""
+    stand_ins = [source.stand_in for source in made.sources]
+
+    def of(gradient: Tensor, batched: bool) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(
+            made.value, stand_ins, gradient, is_grads_batched=batched, retain_graph=True, allow_unused=True
+        )
+
+    if not len(gradients):
+        return [t.new_zeros(0, *t.shape) for t in stand_ins]
+    with torch._C.DisableTorchFunctionSubclass():  # an autograd.Function has kept shared tensors
+        try:
+            return of(gradients, True)
+        except RuntimeError:  # something that torch.func does not know
+            rows = [of(gradient, False) for gradient in gradients]
+            return [None if each[0] is None else torch.stack(each) for each in zip(*rows, strict=True)]
 
 
 def _note_use(used: Iterable[Made]) -> None:

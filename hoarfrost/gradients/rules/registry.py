@@ -52,7 +52,11 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 COMPUTATION = ("forward", "_conv_forward")  # the methods by which a subclass changes what it computes
 # Known by name, so that the library they come from is not needed to know them.
-RULES_BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": TransposedLinearRule()}
+RULES_BY_NAME: dict[str, Rule] = {
+    "transformers.pytorch_utils.Conv1D": TransposedLinearRule(),
+    # It writes into a matrix of zeros, which torch.func cannot do for each example.
+    "peft.tuners.oft.layer.OFTRotationModule": DirectParametersRule(),
+}
 
 
 def register_rule(module_class: type[nn.Module], rule: Rule, *, replace: bool = False) -> None:

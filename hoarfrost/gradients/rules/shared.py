@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from hoarfrost.gradients.rules.embedding import rows_of_table
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.rules.meeting import Meeting
+
+
+_SOURCE = "_shared_source"  # an attribute of stand-ins
 
 
 class Source:
@@ -46,6 +49,7 @@ class Source:
         self.parameter, self.name, self.rows, self.padding = parameter, name, rows, padding
         self.stand_in = stand_in.detach().requires_grad_()
         self.used = False  # something with a gradient was computed from it
+        setattr(self.stand_in, _SOURCE, self)
         self.stand_in.register_post_accumulate_grad_hook(partial(_refuse, name))
 
     def add(self, recorder: Recorder, contribution: Contribution) -> None:
@@ -67,7 +71,7 @@ def _refuse(name: str, _: Tensor) -> None:
     )
 
 
-class Made(NamedTuple):
+class Made:
     """A tensor made from parameters and constants alone, and what it was made from.
 
     Args:
@@ -75,8 +79,48 @@ class Made(NamedTuple):
         sources: none of them: a constant.
     """
 
-    value: Tensor
-    sources: tuple[Source, ...] = ()
+    __slots__ = ("sources", "value", "version")
+
+    def __init__(self, value: Tensor, sources: tuple[Source, ...] = ()) -> None:
+        self.value, self.sources = value, sources
+        self.version = _version(value)
+
+    @property
+    def was_written(self) -> bool:
+        """Whether something has changed it since, maybe by a view."""
+        return _version(self.value) != self.version or self.value.requires_grad != bool(self.sources)
+
+    def now(self) -> Made:
+        """What it is now."""
+        return Made(self.value, sources_of(self.value)) if self.was_written else self
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def sources_of(value: Tensor) -> tuple[Source, ...]:
+    """What the graph of something shared ends at."""
+    if not value.requires_grad:
+        return ()
+    found: dict[Source, None] = {}
+    with torch.enable_grad():
+        todo, seen = [torch.autograd.graph.get_gradient_edge(value).node], set[Any]()
+    while todo:
+        node: Any = todo.pop()
+        seen.add(node)
+        todo += [below for below, _ in node.next_functions if below is not None and below not in seen]
+        if (leaf := getattr(node, "variable", None)) is None:
+            continue
+        source = getattr(leaf, _SOURCE, None)
+        if source is None:
+            names = ", ".join(source.name for source in found) or "a parameter"
+            raise NotPrivate(
+                f"{names} is combined with something else that has a gradient before it meets examples, where its "
+                "gradient cannot be attributed to individual examples. Move both, and this computation, into one module"
+            )
+        found[source] = None
+    return tuple(found)
 
 
 class Shared(Tensor):
@@ -84,6 +128,16 @@ class Shared(Tensor):
 
     made: Made
     meeting: Meeting
+
+    def made_now(self) -> Made:
+        """What it was made from, as it is now."""
+        if not self.made.sources:
+            with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+                if self.requires_grad and not self.made.value.requires_grad:
+                    # An autograd.Function computed it without gradients, and put it into the graph then.
+                    self.made = Made(self.as_subclass(Tensor))
+        self.made = self.made.now()
+        return self.made
 
     @staticmethod
     def of(made: Made, meeting: Meeting) -> Shared:
@@ -95,7 +149,8 @@ class Shared(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         meeting = next((item.meeting for item in tree_leaves((args, kwargs)) if type(item) is Shared), None)
-        if meeting is None:  # it is the end of a slice, say
+        kept = not torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1  # by an autograd.Function
+        if meeting is None or kept:  # or it is the end of a slice, say
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return meeting.call(func, args, kwargs)

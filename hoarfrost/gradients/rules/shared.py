@@ -47,10 +47,11 @@ class Source:
         padding: int | None = None,
     ) -> None:
         self.parameter, self.name, self.rows, self.padding = parameter, name, rows, padding
-        self.stand_in = stand_in.detach().requires_grad_()
         self.used = False  # something with a gradient was computed from it
-        setattr(self.stand_in, _SOURCE, self)
-        self.stand_in.register_post_accumulate_grad_hook(partial(_refuse, name))
+        with torch._C.DisableTorchFunction():  # what is done here is none of the model's operations
+            self.stand_in = stand_in.detach().requires_grad_()
+            setattr(self.stand_in, _SOURCE, self)
+            self.stand_in.register_post_accumulate_grad_hook(partial(_refuse, name))
 
     def add(self, recorder: Recorder, contribution: Contribution) -> None:
         """Records what arrived at the stand-in."""

@@ -37,6 +37,7 @@ class DirectParametersRule(Rule):
 def own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """A module's parameters by name, with those of inner modules that only hold them.
 
+    >>> import torch
     >>> lists = nn.Sequential()
     >>> lists.scales = nn.ParameterDict({"a": torch.ones(2), "more": nn.ParameterList([torch.ones(3)])})
     >>> lists.layer = nn.Linear(2, 2)

@@ -24,7 +24,6 @@ run
 checkpoint
 stages
 private
-hf
 train
 hf lightning
 audit

@@ -211,7 +211,7 @@ class Clipping:
         aims = self._aims
         most = norms.clamp(SHORTEST).reciprocal_().mul_(aims[0] if len(aims) == 1 else norms.new_tensor(aims))
         if short and self._shortens:
-            return most.clamp_(0, 1)  # what is below would come to the same
+            return most.clamp_(max=1)  # what is below would come to the same
         # A copy: what a rule writes into its norms must not change what is finite.
         asked = _of_shape(norms.shape, self.rule(norms.clone()), "a clipping's rule, one factor per norm,")
         # What is not a number stays so in the minimum, and an infinite norm times nothing is none: both become 0.

@@ -8,7 +8,7 @@ adds the clipped gradients to the sums of the batch. Nothing is kept from a forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -386,13 +386,8 @@ class Engine:
         return self._losses is not None
 
     @property
-    def trained(self) -> Iterable[nn.Parameter]:
-        """What the optimizer will move."""
-        return self._parameters
-
-    @property
-    def parameter_names(self) -> Mapping[nn.Parameter, str]:
-        """Those of what the optimizer will move."""
+    def trained(self) -> Mapping[nn.Parameter, str]:
+        """What the optimizer will move, and its names."""
         return self._parameters
 
     @property

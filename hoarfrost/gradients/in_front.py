@@ -77,9 +77,9 @@ def refuse_batch_norm(nodes: Iterable[Any]) -> None:
 
 
 @torch.no_grad()
-def refuse_picked(ticket: Ticket | None, tensors: Sequence[Tensor], rows: int, drawn: int) -> None:
+def refuse_picked(ticket: Ticket, tensors: Sequence[Tensor], rows: int, drawn: int) -> None:
     """Refuses a run on some rows of a chunk in another order: they were compared with each other to pick them."""
-    if ticket is None or not 1 < rows < drawn:
+    if not 1 < rows < drawn:
         return
     for t in tensors:
         for whole in (each() for each in ticket.tensors):

@@ -187,7 +187,7 @@ class FrozenCache:
 
     def _may_move(self, p: nn.Parameter) -> bool:
         names = self._held()
-        return p.requires_grad or bool(names and self.engine.parameter_names.get(p) in names)
+        return p.requires_grad or bool(names and self.engine.trained.get(p) in names)
 
     def _arm(self, arguments: Any, dims: Any, rows: int) -> bool:
         """Finds out what can be cached, and tries whether the model then returns the same; says whether it does.
@@ -215,7 +215,7 @@ class FrozenCache:
     def _tried(self, inputs: Inputs) -> tuple[Output, ...] | str:
         """What is to be cached; or why nothing can be."""
         model, held = self.engine.model, self._held()
-        thawed = [p for p, name in self.engine.parameter_names.items() if name in held and not p.requires_grad]
+        thawed = [p for p, name in self.engine.trained.items() if name in held and not p.requires_grad]
         buffers = chain.buffers_of(model)
         for p in thawed:
             p.requires_grad_(True)  # so that autograd shows what depends on it

@@ -162,11 +162,6 @@ def plain(item: Any) -> Any:
     return tree_map(lambda t: t.made.value if type(t) is Shared else t, item)
 
 
-def constants_plain(item: Any) -> Any:
-    """The same for those without a gradient alone."""
-    return tree_map(lambda t: t.made.value if type(t) is Shared and not t.made.sources else t, item)
-
-
 def any_shared(args: Any, kwargs: Any) -> bool:
     """Whether one of a call's tensors is shared; asked at every call of a module."""
     for item in args:

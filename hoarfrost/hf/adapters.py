@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from hoarfrost.errors import InvalidValue
+from hoarfrost.info import head_of
 from hoarfrost.validate import whole
 
 Kind = Literal["houlsby", "pfeiffer"]
@@ -80,7 +81,7 @@ def add_adapters(
     Args:
         model: a model of the transformers library: BERT, RoBERTa, ELECTRA, DeBERTa, DistilBERT, MPNet, ALBERT, ViT,
             CLIP, GPT-2, Llama, T5, and others whose sublayers have the same names. Its head is what is outside of
-            its ``base_model``.
+            its trunk (`hoarfrost.info.head_of`).
         size: the width of the bottleneck.
         kind: "houlsby" (behind attention and feed-forward layers, LayerNorms trained) or "pfeiffer" (behind
             feed-forward layers alone).
@@ -99,7 +100,7 @@ def add_adapters(
     layers = _last_layers(model, FEED_FORWARD)
     if kind == "houlsby":
         layers = _last_layers(model, ATTENTION) + layers
-    head = _head(model)
+    head = head_of(model, dict(model.named_parameters()))
     names = [name for name, _ in model.named_parameters()]
     unknown = [pattern for pattern in train if not any(fnmatchcase(name, pattern) for name in names)]
     if unknown:
@@ -133,13 +134,6 @@ def _last_layers(model: nn.Module, names: str) -> list[tuple[nn.Module, str]]:
             "(0.attention.output.dense, 0.output.dense, 0.mlp.fc2, ...): add_adapters cannot tell where adapters belong"
         )
     return found
-
-
-def _head(model: Any) -> set[str]:
-    """The names of the parameters outside of the pretrained trunk."""
-    trunk = getattr(model, "base_model", model)
-    inside = {id(p) for p in trunk.parameters()}
-    return {name for name, p in model.named_parameters() if id(p) not in inside}
 
 
 def _width(layer: Any) -> int:

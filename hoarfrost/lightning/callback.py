@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from hoarfrost import budget
 from hoarfrost.clipping import Clipper
+from hoarfrost.epochs import steps_of
 from hoarfrost.errors import InvalidValue, MissingExtra, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.gradients import Reduction
@@ -25,6 +26,7 @@ from hoarfrost.lightning.settings import length_of, refuse_settings
 from hoarfrost.optim.progress import progress_in
 from hoarfrost.private import make_private
 from hoarfrost.run import Private as Run
+from hoarfrost.sampling.source import people_of, poisson_of
 from hoarfrost.stages import Earlier
 
 try:
@@ -223,16 +225,9 @@ class Private(Callback):
 
     def _plan(self, data: DataLoader[Any], length: dict[str, Any]) -> int | None:
         """How many steps the run will have; `make_private` says the same."""
-        if not length:
-            return None
-        if "steps" in length:
-            return int(length["steps"])
-        people = self._privacy["person"]
-        size = len(data.dataset) if people is None else len(set(_listed(people)))  # type: ignore[arg-type]
-        expected = self._privacy["batch_size"] or data.batch_size or 1
-        return budget.Plan.solve(
-            size=size, batch_size=expected, epochs=length["epochs"], noise_multiplier=1.0, delta=self._privacy["delta"]
-        ).steps
+        people = people_of(data, self._privacy["person"], self._privacy["per_person"])
+        rate = poisson_of(data, self._privacy["batch_size"], None, people).sample_rate
+        return steps_of(length.get("epochs"), length.get("steps"), rate)
 
     def _model(self, module: LightningModule) -> nn.Module:
         whole: nn.Module = module
@@ -270,7 +265,3 @@ class Private(Callback):
             log(name, value, *others, **more)
 
         return telling
-
-
-def _listed(people: Any) -> list[Any]:
-    return people.tolist() if hasattr(people, "tolist") else list(people)

@@ -1,9 +1,10 @@
 """How a model is called, with one tensor or with several that have names, and what its outputs are."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+
+from hoarfrost.calls import call
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
@@ -13,6 +14,6 @@ def outputs_of(model: nn.Module, inputs: Any) -> Tensor:
     >>> outputs_of(nn.Linear(2, 3), torch.ones(5, 2)).shape
     torch.Size([5, 3])
     """
-    found = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    found = call(model, inputs)
     outputs: Tensor = found if isinstance(found, Tensor) else found.logits
     return outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,14 @@ class Schedule(ABC):
         """For step ``step`` (from 0) of ``steps``, each of which draws the share ``sample_rate`` of the examples."""
 
 
+def _falling(step: int, steps: int, warmup: float, final: float, left: Callable[[float], float]) -> float:
+    """A rise in a straight line, and then a fall, of which ``left`` says what is left after which share of it."""
+    rising = warmup * steps
+    if step < rising:
+        return (step + 1) / (math.floor(rising) + 1)
+    return final + (1 - final) * left(min(1.0, (step - rising) / (steps - rising)))
+
+
 @component("schedule", "cosine")
 @dataclass(frozen=True)
 class Cosine(Schedule):
@@ -45,11 +54,7 @@ class Cosine(Schedule):
     final: Unit = 0.0
 
     def multiplier(self, step: int, steps: int, sample_rate: float) -> float:
-        rising = self.warmup * steps
-        if step < rising:
-            return (step + 1) / (math.floor(rising) + 1)
-        share = min(1.0, (step - rising) / (steps - rising))
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2
+        return _falling(step, steps, self.warmup, self.final, lambda share: (1 + math.cos(math.pi * share)) / 2)
 
 
 @component("schedule", "linear")
@@ -69,11 +74,7 @@ class Linear(Schedule):
     final: Unit = 0.0
 
     def multiplier(self, step: int, steps: int, sample_rate: float) -> float:
-        rising = self.warmup * steps
-        if step < rising:
-            return (step + 1) / (math.floor(rising) + 1)
-        share = min(1.0, (step - rising) / (steps - rising))
-        return self.final + (1 - self.final) * (1 - share)
+        return _falling(step, steps, self.warmup, self.final, lambda share: 1 - share)
 
 
 @component("schedule", "step")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hoarfrost import audit as audit
     from hoarfrost import budget as budget
-    from hoarfrost import clipping as clip
-    from hoarfrost import freezing as freeze
+    from hoarfrost import clip as clip
+    from hoarfrost import freeze as freeze
     from hoarfrost import hf as hf
     from hoarfrost import lightning as lightning
     from hoarfrost import losses as losses
@@ -49,8 +49,8 @@ _WHERE = {
     "audit": "hoarfrost.audit",
     "budget": "hoarfrost.budget",
     "check_independence": "hoarfrost.gradients.independence",
-    "clip": "hoarfrost.clipping",
-    "freeze": "hoarfrost.freezing",
+    "clip": "hoarfrost.clip",
+    "freeze": "hoarfrost.freeze",
     "hf": "hoarfrost.hf",
     "lightning": "hoarfrost.lightning",
     "losses": "hoarfrost.losses",

@@ -18,6 +18,7 @@ info budget models data measure
 clipping sampling
 observers query
 gradients freezing
+clip freeze
 mechanism recipes
 optim
 run

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,18 @@ import hoarfrost
 from benchmarks.accuracy.runs import scaled
 from benchmarks.accuracy.tables import FOLDER
 from hoarfrost.files import replace_file
+from hoarfrost.freeze import Frost
 from hoarfrost.measure import Calibration
 from hoarfrost.run import Private
 
 BATCH, EPOCHS, CLIP, CHUNK = 1024, 3, 0.1, 64
 RATIO = 0.25**2  # of the parameters that a chosen subset has at the most, the head not counted
 HEAD = ("classifier.*",)
-GRID = (5e-4, 2e-3, 8e-3)
+GRID = (5e-4, 2e-3, 8e-3, 2e-2)
+SELECTION_NOISE = 0.01  # of DP-FROST's rounds in a run without noise
 GRID_SIZE, GRID_BATCH, GRID_STEPS = 5000, 256, 60
 
+Magnitude = Literal["absolute", "norms"]
 Batch = dict[str, Tensor]
 Example = tuple[list[int], int]
 
@@ -46,6 +49,8 @@ class Arm:
 
     choose: Callable[[nn.Module, int], nn.Module]  # from the model and a seed; parameters that need no gradient rest
     lr: float
+    frost: Magnitude | None = None  # DP-FROST chooses among them by this magnitude
+    cached: bool = False  # what is below the first trained layer is computed once
 
 
 def matching(*patterns: str) -> Callable[[nn.Module, int], nn.Module]:
@@ -83,8 +88,10 @@ def lora(model: nn.Module, seed: int) -> nn.Module:
 
 
 ARMS = {
-    "last layer": Arm(matching("bert.encoder.layer.5.*", "bert.pooler.*", *HEAD), 2e-3),
+    "last layer": Arm(matching("bert.encoder.layer.5.*", "bert.pooler.*", *HEAD), 2e-3, cached=True),
     "LoRA": Arm(lora, 2e-3),
+    "DP-FROST": Arm(matching("*"), 2e-3, frost="absolute"),
+    "DP-FROST, norms": Arm(matching("*"), 2e-3, frost="norms"),
     "random layers": Arm(random_layers, 2e-3),
     "BitFit": Arm(matching("*.bias", *HEAD), 2e-3),
     "full": Arm(matching("*"), 5e-4),
@@ -130,17 +137,30 @@ def build(folder: Path, seed: int) -> nn.Module:
     model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, local_files_only=True
     )
-    return model
+    return model.train()  # as after every evaluation: what is cached holds for one mode
+
+
+def frost(magnitude: Magnitude, noise: float | None) -> Frost:
+    """The paper's rounds and share of the budget; noise of its own where a run states none in epsilon."""
+    return Frost(RATIO, magnitude=magnitude, noise=noise, head=HEAD, loss=own_loss)
+
+
+def own_loss(model: nn.Module, batch: tuple[Batch, Tensor]) -> Tensor:
+    """The loss of a batch of one example."""
+    return F.cross_entropy(model(**batch[0]).logits, batch[1])
 
 
 def make(arm: Arm, model: nn.Module, data: Texts, seed: int, **privacy: Any) -> Private:
     """AdamW without weight decay, clipping norm 0.1."""
     model = arm.choose(model, seed)
+    if arm.frost is not None:
+        privacy["freeze"] = frost(arm.frost, None if "epsilon" in privacy else SELECTION_NOISE)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=arm.lr, weight_decay=0.0)
     loader = torch.utils.data.DataLoader(data, collate_fn=data.collate)  # type: ignore[arg-type]
     return hoarfrost.make_private(
-        model, optimizer, loader, delta=1 / (2 * len(data)), clip=CLIP, max_physical_batch=CHUNK, seed=seed, **privacy
-    )
+        model, optimizer, loader, delta=1 / (2 * len(data)), clip=CLIP, max_physical_batch=CHUNK, seed=seed,
+        cache_frozen=arm.cached, **privacy,
+    )  # fmt: skip
 
 
 def train(private: Private, scheduler: Any, each: Callable[[], None] = lambda: None) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hoarfrost import validate
 from hoarfrost.budget import Gaussian
 from hoarfrost.calls import call, own_loss
-from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
+from hoarfrost.kept import Kept
 from hoarfrost.nested import map_tensors
 from hoarfrost.noise import Noise
 from hoarfrost.sampling import Poisson, PoissonLoader
@@ -163,38 +164,35 @@ class Query:
     def _unchanged(self) -> Iterator[Callable[[], None]]:
         """Whatever is computed, the model is afterwards as it was: nothing of an example stays in it.
 
-        Hands over what puts weights and buffers back already before. Meanwhile every parameter can be differentiated,
-        also one that was frozen in the steps before.
+        Hands over what puts back all that the model holds already before. Meanwhile every parameter can be
+        differentiated, also one that was frozen in the steps before.
         """
-        saved = {name: t.detach().clone() for name, t in self._tensors()}
         before = [(p, p.grad, p.requires_grad) for p in self._model.parameters()]
-        modes = [(module, module.training) for module in self._model.modules()]
-
-        @torch.no_grad()
-        def put_back() -> None:
-            for name, t in self._tensors():
-                if not torch.equal(t, saved[name]):  # what did not change may be in a graph that is under way
-                    t.copy_(saved[name])
-            for p, _, _ in before:
-                p.grad = None
-            for module, training in modes:
-                module.training = training
-
         for p, _, _ in before:
             p.grad = None
             p.requires_grad_(p.is_floating_point() or p.is_complex())
+        kept = Kept(self._model)
+
+        def put_back() -> None:
+            kept.put_back(values=False)  # comparing all numbers of a large model would take longer than running it
+            for p, _, _ in before:
+                p.grad = None
+
         try:
             with torch.enable_grad():
                 yield put_back
+            unseen = [entry.name for entry, what in kept.differences() if what == "changes"]
+            if unseen:
+                raise NotPrivate(
+                    f"{unseen[0]} was written to in a way that torch does not count (through .data, or from outside "
+                    "of torch) while a freezer looked at single examples: what one example left there, others may "
+                    "have read. Write to it in place (under torch.no_grad()), or not at all"
+                )
         finally:
-            put_back()
+            kept.put_back()
             for p, gradient, requires_grad in before:
                 p.grad = gradient
                 p.requires_grad_(requires_grad)
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._model.named_parameters()
-        yield from self._model.named_buffers()
 
 
 def _checked(numbers: object, sizes: Sequence[int]) -> list[Tensor]:

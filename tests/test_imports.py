@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent / "hoarfrost"
 # A room is a folder or a file below `hoarfrost`. Rooms in one line do not import each other.
 ORDER = """
 errors nested groups calls
-validate untrusted masks tickets losses
+validate untrusted masks tickets losses kept
 epochs files registry noise columns
 info budget models data measure
 clipping sampling

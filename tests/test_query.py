@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from hoarfrost import budget
-from hoarfrost.errors import BudgetSpent, InvalidValue
+from hoarfrost.errors import BudgetSpent, InvalidValue, NotPrivate
 from hoarfrost.freezing import Freezer, Live, RunInfo
 from hoarfrost.noise import Noise
 from hoarfrost.query import Query
@@ -64,6 +64,39 @@ def test_no_example_has_a_say_in_what_is_computed_from_the_next() -> None:
     assert float(model.runs) == 0
     assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_an_example_leaves_anywhere_in_the_model_is_gone_before_the_next() -> None:
+    model, data = Counting(), TensorDataset(torch.randn(4, 3))
+    query = query_of(model, data)
+    model.mean, model.queue, seen = None, [], []
+
+    def spoil(model: Any, batch: Any) -> Tensor:
+        seen.append((model.mean, len(model.queue), "first_seen" in dict(model.named_buffers()), model.training))
+        model.mean = batch[0].mean()
+        model.queue.append(batch[0])
+        model.register_buffer("first_seen", batch[0])
+        model.eval()
+        return torch.ones(1)
+
+    query.sum(spoil, size=1, bound=1.0)
+    assert seen == [(None, 0, False, True)] * 4
+    assert (model.mean, model.queue, model.training) == (None, [], True)
+    assert "first_seen" not in model.state_dict()
+
+
+def test_large_tensors_that_are_written_to_behind_torch_are_told_and_put_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 6000), nn.Linear(6000, 1))
+    before = model[0].weight.detach().clone()
+    query = query_of(model, TensorDataset(torch.randn(4, 3)))
+
+    def spoil(model: Any, batch: Any) -> Tensor:
+        model[0].weight.data.mul_(2)
+        return torch.ones(1)
+
+    with pytest.raises(NotPrivate, match=r"0\.weight was written to in a way that torch does not count"):
+        query.sum(spoil, size=1, bound=1.0)
+    assert torch.equal(model[0].weight, before)
 
 
 class SecondLook(Freezer):

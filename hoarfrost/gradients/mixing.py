@@ -30,9 +30,9 @@ from torch import Tensor
 
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.few import Few, Part
-from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.probe import MERGED, Place, Seen, Watched
 from hoarfrost.gradients.trials import Trials
+from hoarfrost.kept import Kept, matches, refusal
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.prober import Prober

@@ -14,11 +14,11 @@ from hoarfrost.gradients import probe
 from hoarfrost.gradients.arguments import ArgumentDims, Examples, pick
 from hoarfrost.gradients.few import Few
 from hoarfrost.gradients.in_front import refuse_hooks
-from hoarfrost.gradients.kept import Kept, matches, refusal
 from hoarfrost.gradients.mixing import Look
 from hoarfrost.gradients.probe import PAIRED, Place, Seen
 from hoarfrost.gradients.sites import counting
 from hoarfrost.gradients.trials import FORWARD
+from hoarfrost.kept import Kept, matches, refusal
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hoarfrost.gradients.kept import SMALL, Entry, bits, plain, same, version
+from hoarfrost.kept import SMALL, Entry, bits, plain, same, version
 
 SLICE = 1 << 16  # elements of a slice of a tensor that is too large to be copied, and compared by fingerprints
 

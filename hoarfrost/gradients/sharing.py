@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from hoarfrost.gradients.kept import plain
 from hoarfrost.gradients.rules.base import Recorder, not_attributable
 from hoarfrost.gradients.rules.direct import Following
 from hoarfrost.gradients.rules.fallback import WEIGHT_HOOKS
 from hoarfrost.gradients.rules.meeting import Meeting
 from hoarfrost.gradients.rules.shared import Made, Shared, Source, in_place_of
+from hoarfrost.kept import plain
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.errors import InvalidValue, NotPrivate
-from hoarfrost.gradients.kept import Entry, matches, plain, refusal, registered, version
 from hoarfrost.gradients.reference import SLICE, Reference
+from hoarfrost.kept import Entry, matches, plain, refusal, registered, version
 
 A_CALL = 1 << 12  # what a comparison costs however small the tensor is, in elements
 LEAST = 1 << 15  # elements that are compared before every release, however small the model is

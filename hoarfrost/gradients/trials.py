@@ -12,8 +12,8 @@ from torch import Tensor
 from hoarfrost.errors import HoarfrostError
 from hoarfrost.gradients import probe
 from hoarfrost.gradients.few import Few
-from hoarfrost.gradients.kept import Kept
 from hoarfrost.gradients.probe import MERGED, PAIRED, Seen
+from hoarfrost.kept import Kept
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.prober import Prober

@@ -18,7 +18,7 @@ from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.frozen_cache import chain
 from hoarfrost.gradients.frozen_cache.inputs import Inputs
 from hoarfrost.gradients.frozen_cache.outputs import Output, described
-from hoarfrost.gradients.kept import version
+from hoarfrost.kept import version
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hoarfrost.gradients import probe
 from hoarfrost.gradients.frozen_cache.inputs import Inputs
 from hoarfrost.gradients.frozen_cache.outputs import tensors_of
-from hoarfrost.gradients.kept import version
 from hoarfrost.gradients.rules.direct import only_holds, own_parameters
+from hoarfrost.kept import version
 from hoarfrost.nested import map_tensors
 
 Forward = Callable[..., Any]

@@ -245,6 +245,8 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _refill(container: Any, contents: Any) -> None:
+    if not container and not contents:  # most are: a module has a dozen dictionaries of hooks
+        return
     if isinstance(container, dict):
         if list(container) != list(contents) or any(container[key] is not v for key, v in contents.items()):
             container.clear()

@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,7 @@ BATCH, EPOCHS, CLIP, CHUNK = 1024, 3, 0.1, 64
 RATIO = 0.25**2  # of the parameters that a chosen subset has at the most, the head not counted
 HEAD = ("classifier.*",)
 GRID = (5e-4, 2e-3, 8e-3, 2e-2)
+RATES = "sst2-rates.json"
 SELECTION_NOISE = 0.01  # of DP-FROST's rounds in a run without noise
 GRID_SIZE, GRID_BATCH, GRID_STEPS = 5000, 256, 60
 
@@ -45,10 +46,9 @@ Example = tuple[list[int], int]
 
 @dataclass(frozen=True)
 class Arm:
-    """Which part of the model is trained, and with which learning rate."""
+    """Which part of the model is trained."""
 
     choose: Callable[[nn.Module, int], nn.Module]  # from the model and a seed; parameters that need no gradient rest
-    lr: float
     frost: Magnitude | None = None  # DP-FROST chooses among them by this magnitude
     cached: bool = False  # what is below the first trained layer is computed once
 
@@ -88,13 +88,13 @@ def lora(model: nn.Module, seed: int) -> nn.Module:
 
 
 ARMS = {
-    "last layer": Arm(matching("bert.encoder.layer.5.*", "bert.pooler.*", *HEAD), 2e-3, cached=True),
-    "LoRA": Arm(lora, 2e-3),
-    "DP-FROST": Arm(matching("*"), 2e-3, frost="absolute"),
-    "DP-FROST, norms": Arm(matching("*"), 2e-3, frost="norms"),
-    "random layers": Arm(random_layers, 2e-3),
-    "BitFit": Arm(matching("*.bias", *HEAD), 2e-3),
-    "full": Arm(matching("*"), 5e-4),
+    "last layer": Arm(matching("bert.encoder.layer.5.*", "bert.pooler.*", *HEAD), cached=True),
+    "LoRA": Arm(lora),
+    "DP-FROST": Arm(matching("*"), frost="absolute"),
+    "DP-FROST, norms": Arm(matching("*"), frost="norms"),
+    "random layers": Arm(random_layers),
+    "BitFit": Arm(matching("*.bias", *HEAD)),
+    "full": Arm(matching("*")),
 }
 
 
@@ -150,12 +150,12 @@ def own_loss(model: nn.Module, batch: tuple[Batch, Tensor]) -> Tensor:
     return F.cross_entropy(model(**batch[0]).logits, batch[1])
 
 
-def make(arm: Arm, model: nn.Module, data: Texts, seed: int, **privacy: Any) -> Private:
+def make(arm: Arm, model: nn.Module, data: Texts, seed: int, lr: float, **privacy: Any) -> Private:
     """AdamW without weight decay, clipping norm 0.1."""
     model = arm.choose(model, seed)
     if arm.frost is not None:
         privacy["freeze"] = frost(arm.frost, None if "epsilon" in privacy else SELECTION_NOISE)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=arm.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr, weight_decay=0.0)
     loader = torch.utils.data.DataLoader(data, collate_fn=data.collate)  # type: ignore[var-annotated, arg-type]
     return hoarfrost.make_private(
         model, optimizer, loader, delta=1 / (2 * len(data)), clip=CLIP, max_physical_batch=CHUNK, seed=seed,
@@ -234,21 +234,31 @@ def try_rates(name: str, model: Path, examples: list[Example], pad: int, path: P
         if has(path, arm=name, lr=lr):
             continue
         began = time.process_time()
-        arm = replace(ARMS[name], lr=lr)
         private = make(
-            arm, build(model, seed), data, seed, batch_size=GRID_BATCH, steps=GRID_STEPS, noise_multiplier=noise
-        )
+            ARMS[name], build(model, seed), data, seed, lr,
+            batch_size=GRID_BATCH, steps=GRID_STEPS, noise_multiplier=noise,
+        )  # fmt: skip
         train(private, falling(private))
         found = figures(private.model, held_out)
         add(path, {"arm": name, "lr": lr, "seed": seed, **found, "seconds": round(time.process_time() - began)})
+
+
+def best_rate(name: str, path: Path) -> float:
+    """Of those that were tried, the one with the highest accuracy; of several, the smallest."""
+    tried = [(-row["accuracy"], row["lr"]) for row in rows_of(path) if row["arm"] == name]
+    if not tried:
+        raise SystemExit(f"no learning rate was tried for {name!r}: run this with --grid first")
+    rate: float = min(tried)[1]
+    return rate
 
 
 def run(
     name: str, epsilon: float | None, seed: int, model: Path, data: tuple[Texts, Texts], path: Path, runs: Path
 ) -> None:
     """A whole run; epsilon None is one without noise, for comparison."""
+    lr = best_rate(name, path.with_name(RATES))
     private = make(
-        ARMS[name], build(model, seed), data[0], seed, batch_size=BATCH, epochs=EPOCHS,
+        ARMS[name], build(model, seed), data[0], seed, lr, batch_size=BATCH, epochs=EPOCHS,
         **({"noise_multiplier": 0.0} if epsilon is None else {"epsilon": epsilon}),
     )  # fmt: skip
     scheduler = falling(private)
@@ -270,7 +280,7 @@ def run(
     train(private, scheduler, each)
     taken = max(1, private.steps_taken - first)
     add(path, {
-        "arm": name, "target": epsilon, "seed": seed, "lr": ARMS[name].lr, **figures(private.model, data[1]),
+        "arm": name, "target": epsilon, "seed": seed, "lr": lr, **figures(private.model, data[1]),
         "epsilon": private.epsilon() if epsilon is not None else "not private", "steps": private.steps_taken,
         "noise_multiplier": round(private.noise_multiplier, 4), "curve": curve,
         "parameters": sum(p.numel() for p in private.model.parameters() if p.requires_grad),
@@ -298,7 +308,7 @@ def main() -> None:
     texts = partial(Texts, pad=tokenizer.pad_token_id)
     if wanted.grid:
         for name in wanted.arm or ARMS:
-            try_rates(name, wanted.model, examples, tokenizer.pad_token_id, wanted.folder / "sst2-rates.json")
+            try_rates(name, wanted.model, examples, tokenizer.pad_token_id, wanted.folder / RATES)
         return
     data = texts(examples), texts(read(wanted.data / "dev.tsv", tokenizer))
     path = wanted.folder / "sst2.json"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.accuracy import clipping, frost_selection
+from benchmarks.accuracy import clipping, finetuning, frost_selection
 from benchmarks.accuracy.tables import FOLDER
 from benchmarks.accuracy.tables import tables as accuracy
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
@@ -57,7 +57,8 @@ def documents() -> dict[Path, str]:
     found[root / "docs/frost.md"] = between(
         (root / "docs/frost.md").read_text(), "frost", frost_selection.table(chosen)
     )
-    found[root / "docs/results.md"] = between(results, "clipping", clipping.tables(rows))
+    results = between(results, "clipping", clipping.tables(rows))
+    found[root / "docs/results.md"] = between(results, "fine-tuning", finetuning.tables())
     return found
 
 

@@ -81,7 +81,11 @@ def measure(model: nn.Module, data: Texts, chosen: Sequence[int], partitions: tu
 class Simulated:
     """Rounds of one variant, with noise or without."""
 
-    def __init__(self, measured: Measured, kind: str, order: int) -> None:
+    def __init__(
+        self, measured: Measured, kind: str, order: int, *, sample_rate: float = RATE, seed: int | None = None
+    ) -> None:
+        self.expected, self.sample_rate = SIZE * sample_rate, sample_rate
+        self.random = np.random.default_rng(seed)
         self.measured, self.kind, self.order = measured, kind, order
         self.magnitude = Magnitude(kind, order)  # type: ignore[arg-type]
         self.place = {each.name: n for n, each in enumerate(measured.partitions)}
@@ -95,23 +99,22 @@ class Simulated:
         lengths = np.linalg.norm(self.scaled[:, at], norm, axis=1, keepdims=True)
         if (self.kind, self.order) in EXACT:
             shares = self.scaled[:, at] / np.maximum(lengths, 1e-300)
-            sums = shares.mean(0) * SIZE * RATE if drawn is None else shares[drawn].sum(0)
+            sums = shares.mean(0) * self.expected if drawn is None else shares[drawn].sum(0)
         else:
             whole = np.linalg.norm(self.scaled, norm, axis=1, keepdims=True)
-            sums = self.measured.sums[self.kind, self.order][at] * SIZE * RATE * float((whole / lengths).mean())
+            sums = self.measured.sums[self.kind, self.order][at] * self.expected * float((whole / lengths).mean())
         std = noise * self.magnitude.sensitivity(left)
-        return np.asarray(sums + np.random.default_rng().normal(0, std, len(at)) if noise else sums)
+        return np.asarray(sums + self.random.normal(0, std, len(at)) if noise else sums)
 
     def choice(self, layout: Layout, rounds: int, noise: float, *, samples: bool) -> set[str]:
         """The partitions that are chosen in the end."""
-        selecting = Selecting(layout, rounds, 5.0, self.magnitude.sensitivity, noise, SIZE * RATE)
+        selecting = Selecting(layout, rounds, 5.0, self.magnitude.sensitivity, noise, self.expected)
         released: list[list[float]] = []
         for _ in range(rounds):
             left = selecting.after(released).left
             drawn = None
             if samples:
-                random_numbers = np.random.default_rng()
-                drawn = random_numbers.integers(len(self.scaled), size=random_numbers.binomial(SIZE, RATE))
+                drawn = self.random.integers(len(self.scaled), size=self.random.binomial(SIZE, self.sample_rate))
             released.append(list(self.round(left, noise, drawn)) if left else [])
         return {each.name for each in selecting.after(released).chosen}
 

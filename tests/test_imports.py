@@ -14,9 +14,10 @@ ORDER = """
 errors nested groups calls
 validate untrusted masks tickets losses kept
 epochs files registry noise columns
-info budget models data measure
+info budget models data
 clipping sampling
 observers query
+measure
 gradients freezing
 clip freeze
 mechanism recipes
@@ -43,7 +44,7 @@ WITHOUT = {
     "sampling": {"clipping", "registry", "masks", "info"},
     "mechanism": {"budget", "sampling", "freezing", "dp_accounting"},
     "budget": {"torch", "registry", "noise", "masks"},
-    "measure": {"registry", "noise", "masks", "epochs", "tickets", "dp_accounting", "cryptography"},
+    "measure": {"registry", "noise", "masks", "epochs", "sampling", "dp_accounting", "cryptography"},
     "registry": {"torch", "numpy", "dp_accounting"},
     "columns": {"torch", "numpy", "registry"},
     "models": {"noise", "masks", "epochs", "dp_accounting"},

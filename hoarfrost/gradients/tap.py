@@ -106,5 +106,5 @@ def note_rows(tapped: Tensor, dim: int) -> None:
 
 def noted_rows(node: Any, anchor: Tensor) -> int | None:
     """That dimension, if the node is a tap of the engine with this anchor; None where it is not known."""
-    ours = type(node).__name__ == "_TapBackward" and node.anchor is anchor
+    ours = type(node).__name__ == "_TapBackward" and getattr(node, "anchor", None) is anchor
     return node.metadata.get(_ROWS) if ours else None

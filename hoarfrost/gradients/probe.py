@@ -183,8 +183,9 @@ def random_states_held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
     """What shows whether random numbers were drawn."""
     on_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-    kind, words, *rest = np.random.get_state()
-    return [*(bytes(state.numpy()) for state in on_torch), random.getstate(), kind, bytes(words), *rest]
+    numpy = np.random.get_state(legacy=False)
+    words = numpy["state"].pop("key").tobytes()
+    return [*(bytes(state.numpy()) for state in on_torch), random.getstate(), words, numpy]
 
 
 def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:

@@ -7,8 +7,14 @@ from hoarfrost.measure.calibration import confidence_histogram as confidence_his
 from hoarfrost.measure.calibration import ece as ece
 from hoarfrost.measure.calibration import mce as mce
 from hoarfrost.measure.calibration import per_class_calibration as per_class_calibration
+from hoarfrost.measure.connectivity import Connectivity as Connectivity
+from hoarfrost.measure.connectivity import connectivity as connectivity
 from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
+from hoarfrost.measure.directions import Directions as Directions
+from hoarfrost.measure.directions import random_directions as random_directions
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll
+from hoarfrost.measure.surface import Surface as Surface
+from hoarfrost.measure.surface import loss_surface as loss_surface
 from hoarfrost.measure.temperature import Temperature as Temperature

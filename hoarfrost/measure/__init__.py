@@ -12,6 +12,10 @@ from hoarfrost.measure.connectivity import connectivity as connectivity
 from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
 from hoarfrost.measure.directions import Directions as Directions
 from hoarfrost.measure.directions import random_directions as random_directions
+from hoarfrost.measure.ntk import Kernel as Kernel
+from hoarfrost.measure.ntk import TangentKernels as TangentKernels
+from hoarfrost.measure.ntk_table import ClippedFlow as ClippedFlow
+from hoarfrost.measure.ntk_table import clipped_flows as clipped_flows
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll

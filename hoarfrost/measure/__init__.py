@@ -13,6 +13,7 @@ from hoarfrost.measure.calibration import mce as mce
 from hoarfrost.measure.calibration import per_class_calibration as per_class_calibration
 from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
 from hoarfrost.measure.membership import Membership as Membership
+from hoarfrost.measure.membership_figure import membership_figures as membership_figures
 from hoarfrost.measure.roc import Interval as Interval
 from hoarfrost.measure.roc import Roc as Roc
 from hoarfrost.measure.roc import RocPoint as RocPoint

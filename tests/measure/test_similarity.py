@@ -237,6 +237,7 @@ def test_a_loader_that_shuffles_is_gone_through_once() -> None:
     shuffled: DataLoader[object] = DataLoader(TensorDataset(*images()[2]), batch_size=4, shuffle=True)
     record = Convergence(network(), shuffled)  # type: ignore[arg-type]
     record(0)
+    torch.rand(1)  # or the loader would shuffle as before
     record(1)
     assert record.records[0].of["0"].equal(record.records[1].of["0"])
 

@@ -3,6 +3,10 @@
 from hoarfrost.measure.activations import Activations as Activations
 from hoarfrost.measure.activations import Convergence as Convergence
 from hoarfrost.measure.activations import activations as activations
+from hoarfrost.measure.attacks import Logistic as Logistic
+from hoarfrost.measure.attacks import label_log_odds as label_log_odds
+from hoarfrost.measure.attacks import lira as lira
+from hoarfrost.measure.attacks import loss_threshold as loss_threshold
 from hoarfrost.measure.bins import Bin as Bin
 from hoarfrost.measure.bins import BinsOf as BinsOf
 from hoarfrost.measure.calibration import Calibration as Calibration
@@ -15,10 +19,14 @@ from hoarfrost.measure.connectivity import connectivity as connectivity
 from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
 from hoarfrost.measure.directions import Directions as Directions
 from hoarfrost.measure.directions import random_directions as random_directions
+from hoarfrost.measure.membership import Membership as Membership
 from hoarfrost.measure.ntk import Kernel as Kernel
 from hoarfrost.measure.ntk import TangentKernels as TangentKernels
 from hoarfrost.measure.ntk_table import ClippedFlow as ClippedFlow
 from hoarfrost.measure.ntk_table import clipped_flows as clipped_flows
+from hoarfrost.measure.roc import Interval as Interval
+from hoarfrost.measure.roc import Roc as Roc
+from hoarfrost.measure.roc import RocPoint as RocPoint
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll
@@ -27,3 +35,4 @@ from hoarfrost.measure.similarity import pwcca as pwcca
 from hoarfrost.measure.surface import Surface as Surface
 from hoarfrost.measure.surface import loss_surface as loss_surface
 from hoarfrost.measure.temperature import Temperature as Temperature
+from hoarfrost.measure.tradeoff import Tradeoff as Tradeoff

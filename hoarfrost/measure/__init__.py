@@ -20,6 +20,7 @@ from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
 from hoarfrost.measure.directions import Directions as Directions
 from hoarfrost.measure.directions import random_directions as random_directions
 from hoarfrost.measure.membership import Membership as Membership
+from hoarfrost.measure.membership_figure import membership_figures as membership_figures
 from hoarfrost.measure.ntk import Kernel as Kernel
 from hoarfrost.measure.ntk import TangentKernels as TangentKernels
 from hoarfrost.measure.ntk_table import ClippedFlow as ClippedFlow

@@ -25,7 +25,8 @@ class Membership:
     Args:
         roc: over all examples.
         classes: the ROC of each class that has members and non-members.
-        bound: what (ε, δ) allows at most; by default nothing is claimed.
+        bound: what the training's privacy allows at most; by default nothing is claimed.
+        claim: the (ε, δ) that the training states.
 
     >>> members, others = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, -1.0, 2.5])
     >>> found = Membership.of(members, others, bound=Tradeoff([(1.0, 1e-5)]))
@@ -36,6 +37,7 @@ class Membership:
     roc: Roc
     classes: Mapping[int, Roc] = field(default_factory=dict)
     bound: Tradeoff = field(default_factory=Tradeoff)
+    claim: tuple[float, float] | None = None
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Membership:
         labels: tuple[Tensor, Tensor] | None = None,
         *,
         bound: Tradeoff | None = None,
+        claim: tuple[float, float] | None = None,
         confidence: float = 0.95,
     ) -> Membership:
         """From scores.
@@ -55,7 +58,8 @@ class Membership:
             confidence: of every interval.
         """
         roc = Roc.of(members, non_members, confidence)
-        return cls(roc, dict(_by_class(members, non_members, labels, confidence)), bound or Tradeoff())
+        classes = dict(_by_class(members, non_members, labels, confidence))
+        return cls(roc, classes, bound or Tradeoff(), claim)
 
     @property
     def auc(self) -> Interval:

@@ -276,9 +276,7 @@ class PrivateOptimizer(Optimizer):
             self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), info)
         if looking:
             handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
-            released = Released(
-                step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, self._masks, self.expected_batch
-            )
+            released = Released(step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, self._masks, info)
             for observer in looking:
                 observer.on_release(released)
 

@@ -1,5 +1,8 @@
 """What a trained model is worth beyond its accuracy. First of all: whether its confidence can be believed."""
 
+from hoarfrost.measure.activations import Activations as Activations
+from hoarfrost.measure.activations import Convergence as Convergence
+from hoarfrost.measure.activations import activations as activations
 from hoarfrost.measure.attacks import Logistic as Logistic
 from hoarfrost.measure.attacks import label_log_odds as label_log_odds
 from hoarfrost.measure.attacks import lira as lira
@@ -28,6 +31,8 @@ from hoarfrost.measure.roc import RocPoint as RocPoint
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll
+from hoarfrost.measure.similarity import cka as cka
+from hoarfrost.measure.similarity import pwcca as pwcca
 from hoarfrost.measure.surface import Surface as Surface
 from hoarfrost.measure.surface import loss_surface as loss_surface
 from hoarfrost.measure.temperature import Temperature as Temperature

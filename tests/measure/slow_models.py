@@ -87,3 +87,32 @@ def decay(found: list[dict[str, Tensor]], blocks: Sequence[Sequence[str]], norm:
             for other, factor in zip(found, kept, strict=True):
                 total += factor * sum((one[name] * other[name]).sum().item() for name in names)
     return total / len(found) ** 2
+
+
+def pwcca(x: np.ndarray, y: np.ndarray) -> float:
+    """By covariance matrices and their inverse square roots, and one weight after the other. Of full rank alone."""
+    x, y = x.astype(float) - x.mean(0), y.astype(float) - y.mean(0)
+
+    def inverse_root(covariance: np.ndarray) -> np.ndarray:
+        values, vectors = np.linalg.eigh(covariance)
+        return vectors @ np.diag(values**-0.5) @ vectors.T
+
+    left = inverse_root(x.T @ x)
+    rotation, correlations, _ = np.linalg.svd(left @ x.T @ y @ inverse_root(y.T @ y))
+    total = weighted = 0.0
+    for number, correlation in enumerate(correlations):
+        variate = x @ left @ rotation[:, number]
+        weight = sum(abs(float(variate @ neuron)) for neuron in x.T)
+        total, weighted = total + weight, weighted + weight * correlation
+    return weighted / total
+
+
+def cka(x: np.ndarray, y: np.ndarray) -> float:
+    """By the kernels of the points, centered with a matrix: HSIC(K, L) / √(HSIC(K, K)·HSIC(L, L))."""
+    center = np.eye(len(x)) - 1 / len(x)
+    k, el = x.astype(float) @ x.T, y.astype(float) @ y.T
+
+    def hsic(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.trace(one @ center @ other @ center))
+
+    return hsic(k, el) / math.sqrt(hsic(k, k) * hsic(el, el))

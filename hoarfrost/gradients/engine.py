@@ -483,7 +483,8 @@ class Engine:
                 factors = factors[kept]
                 scale = scale[kept] if isinstance(scale, Tensor) else scale
             weights = (factors * scale).to(factors.dtype)
-            if not self.observers:
+            looking = self.looking(self.step()) if self.observers else []
+            if not looking:
                 for name, clipped in uses.sums(weights, last=True):
                     total.add(name, clipped)
                 return
@@ -493,12 +494,16 @@ class Engine:
                 factors=every_factor,
                 clipping=total.clipping,
                 clipped=sums,
-                unclipped=lambda: dict(uses.sums(torch.ones_like(factors) * scale)),
+                weighted=lambda of_each: dict(uses.sums((of_each if short else of_each[kept]) * scale)),
             )
-            for observer in self.observers:
+            for observer in looking:
                 observer.on_sums(shown)
             for name, clipped in sums.items():
                 total.add(name, clipped)
+
+    def looking(self, step: int) -> list[Observer]:
+        """The observers that are to be shown a step."""
+        return [observer for observer in self.observers if observer.looks(step)]
 
     def _masked(self, p: nn.Parameter, use: Contribution) -> Contribution:
         mask = self.mask_of(p)

@@ -254,7 +254,8 @@ class PrivateOptimizer(Optimizer):
         wanted = {name: p for name, p in self.parameters.items() if p.requires_grad or name in frozen}
         # Of a sum only what is live now is looked at: what is frozen may have changed since the backward pass.
         masks = {name: self._masks.get(name, True) for name in wanted}
-        clipped = {n: t.clone() for n, t in total.sums.items()} if self.engine.observers else {}
+        looking = self.engine.looking(step)
+        clipped = {n: t.clone() for n, t in total.sums.items()} if looking else {}
         if everywhere:  # one noise for all coordinates: the freezer sees it all, and live ones move by it
             total.sums = {name: _zero_frozen(total.sums[name], masks[name]) for name in wanted if name in total.sums}
             noisy = self.mechanism.release(total, wanted, {})
@@ -273,9 +274,13 @@ class PrivateOptimizer(Optimizer):
         if noisy.statistics:
             live = [name for name in wanted if masks[name] is not False]
             self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), info)
-        for observer in self.engine.observers:
+        if looking:
             handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
-            observer.on_release(Released(step, total.clipping, clipped, handed, noisy.statistics, noisy.stds))
+            released = Released(
+                step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, self._masks, self.expected_batch
+            )
+            for observer in looking:
+                observer.on_release(released)
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"

@@ -44,6 +44,8 @@ from hoarfrost.measure.roc import RocPoint as RocPoint
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll
+from hoarfrost.measure.signal_and_noise import SignalAndNoise as SignalAndNoise
+from hoarfrost.measure.signal_and_noise import pruning_on_signal_and_noise as pruning_on_signal_and_noise
 from hoarfrost.measure.similarity import cka as cka
 from hoarfrost.measure.similarity import pwcca as pwcca
 from hoarfrost.measure.surface import Surface as Surface

@@ -35,17 +35,17 @@ def calibration(
         raise InvalidValue(f"there is a file at {shown_path(out)} already; choose another --out, or remove it first")
     if not os.path.isdir(out.parent):
         raise InvalidValue(f"there is no folder {shown_path(out.parent)} for the figure; choose another --out")
-    found = {label: read_calibration(run) for label, run in zip(_labels(runs), runs, strict=True)}
+    found = {label: read_calibration(run) for label, run in zip(labels_of(runs), runs, strict=True)}
     _print(found)
     figure = reliability_diagram(found)
     replace_file(out, lambda draft: draft.write_text(figure, "utf-8"))
     print(f"\nwrote {shown_path(out)}")
 
 
-def _labels(runs: "Sequence[Path]") -> list[str]:
+def labels_of(runs: "Sequence[Path]") -> list[str]:
     """Each folder's name, with as many of the folders above it as it takes to tell it from the others.
 
-    >>> _labels([Path("/a/first"), Path("/a/x/last"), Path("/b/x/last")])
+    >>> labels_of([Path("/a/first"), Path("/a/x/last"), Path("/b/x/last")])
     ['first', 'a/x/last', 'b/x/last']
     """
     from hoarfrost.errors import InvalidValue

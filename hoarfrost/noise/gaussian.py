@@ -147,17 +147,17 @@ class _Reserve:
             return False
         spans = []
         for t, size, std in zip(tensors, sizes, stds, strict=True):
-            if not (t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and size and 0 < std < math.inf):
-                return False
-            if t.requires_grad:
+            plain = t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.requires_grad
+            if not (plain and size and 0 < std < math.inf):
                 return False
             spans.append((start := t.data_ptr(), start + 4 * size))
         _refuse_overlap(spans)
-        noise = _unflatten_dense_tensors(self._take(wanted), tensors)
+        targets = list(tensors)
+        noise = _unflatten_dense_tensors(self._take(wanted), targets)
         if stds.count(stds[0]) == len(stds):
-            torch._foreach_add_(tensors, noise, alpha=stds[0])
+            torch._foreach_add_(targets, noise, alpha=stds[0])
         else:
-            torch._foreach_add_(tensors, torch._foreach_mul(noise, stds))
+            torch._foreach_add_(targets, torch._foreach_mul(noise, stds))
         return True
 
     def _take(self, wanted: int) -> Tensor:

@@ -507,7 +507,8 @@ class Engine:
             weights = factors * scale
             if weights.dtype is not factors.dtype:
                 weights = weights.to(factors.dtype)
-            if not self.observers:
+            looking = self.looking(self.step()) if self.observers else ()
+            if not looking:
                 for name, clipped in uses.sums(weights, last=True):
                     total.add(name, clipped)
                 return
@@ -517,12 +518,16 @@ class Engine:
                 factors=every_factor,
                 clipping=total.clipping,
                 clipped=sums,
-                unclipped=lambda: dict(uses.sums(torch.ones_like(factors) * scale)),
+                weighted=lambda of_each: dict(uses.sums((of_each if short else of_each[kept]) * scale)),
             )
-            for observer in self.observers:
+            for observer in looking:
                 observer.on_sums(shown)
             for name, clipped in sums.items():
                 total.add(name, clipped)
+
+    def looking(self, step: int) -> list[Observer]:
+        """The observers that are to be shown a step."""
+        return [observer for observer in self.observers if observer.looks(step)]
 
     def _masked(self, name: str, use: Contribution) -> Contribution:
         mask = self.masks.get(name, True)

@@ -268,7 +268,8 @@ class PrivateOptimizer(Optimizer):
         # Of a sum only what is live now is looked at: what is frozen may have changed since the backward pass.
         partly = self._masks
         masks = {name: partly.get(name, True) for name in wanted}
-        clipped = {n: t.clone() for n, t in total.sums.items()} if self.engine.observers else {}
+        looking = self.engine.looking(step) if self.engine.observers else ()
+        clipped = {n: t.clone() for n, t in total.sums.items()} if looking else {}
         if everywhere:  # one noise for all coordinates: the freezer sees it all, and live ones move by it
             total.sums = {name: _zero_frozen(total.sums[name], masks[name]) for name in wanted if name in total.sums}
             noisy = self.mechanism.release(total, wanted, {})
@@ -289,9 +290,13 @@ class PrivateOptimizer(Optimizer):
         if noisy.statistics:
             live = [name for name in wanted if masks[name] is not False]
             self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), self.engine.info())
-        for observer in self.engine.observers:
+        if looking:
             handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
-            observer.on_release(Released(step, total.clipping, clipped, handed, noisy.statistics, noisy.stds))
+            released = Released(
+                step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, partly, self.engine.info()
+            )
+            for observer in looking:
+                observer.on_release(released)
 
     def __repr__(self) -> str:
         return f"Private{self.inner!r}"

@@ -21,6 +21,7 @@ from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
 from hoarfrost.epochs import rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
+from hoarfrost.measure import Measurement
 from hoarfrost.private import assemble, planned_releases, spent_before, trained_parameters
 from hoarfrost.recipes import freezers, losses, networks, optimizers, schedules, schema, sources
 from hoarfrost.recipes.losses import Loss
@@ -28,6 +29,7 @@ from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.train import fingerprint
+from hoarfrost.train.measuring import measurements, with_note
 from hoarfrost.train.progress import Overview
 
 
@@ -43,6 +45,7 @@ class Prepared:
     scheduler: LRScheduler | None
     device: torch.device
     warnings: tuple[str, ...]
+    measurements: tuple[Measurement, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -53,7 +56,7 @@ class Prepared:
     @cached_property
     def planned(self) -> budget.Statement:
         """What it will have cost in the end, with all that was spent before."""
-        return self.private.account.planned()
+        return with_note(self.private.account.planned(), self.measurements)
 
     @cached_property
     def _readout(self) -> budget.Readout:
@@ -215,6 +218,7 @@ class Parts:
             self.examples,
             sample_rate=plan.sample_rate,
             max_physical_batch=recipe.loop.max_physical_batch,
+            lengths=_lengths(recipe, self.splits),
             views=recipe.loop.views,
             person=self.splits.people,
             per_person=recipe.privacy.per_person,
@@ -229,6 +233,7 @@ class Parts:
             freeze=self.freezer,
             seed=seed,
             run=f"{recipe.name}-{secrets.token_hex(3)}",
+            cache_frozen=recipe.loop.cache_frozen,
         )
         assert plan.steps is not None  # a recipe always says how long
         return Prepared(
@@ -242,6 +247,7 @@ class Parts:
             ),
             device=self.device,
             warnings=(plan.delta_advice,) if plan.delta_advice else (),
+            measurements=measurements(recipe, self.splits, self.loss, private),
         )
 
 
@@ -277,6 +283,11 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _lengths(recipe: Recipe, splits: data.Splits) -> torch.Tensor | None:
+    """How many tokens each text has, if that matters."""
+    return splits.train.lengths if recipe.loop.group_by_length and isinstance(splits.train, data.Texts) else None
 
 
 def _examples(recipe: Recipe, splits: data.Splits) -> Any:

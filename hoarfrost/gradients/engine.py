@@ -461,13 +461,17 @@ class Engine:
         # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
-    @torch.no_grad()
     def _finish(self) -> None:
         if self._trial:
             return
         this_pass = self._passes.pop(torch._C._current_graph_task_id(), None)
         if this_pass is None or not this_pass.captured:
             return  # another leaf's callback has been here, or nothing is live
+        with torch.no_grad():
+            self._clip(this_pass)
+
+    def _clip(self, this_pass: _Pass) -> None:
+        """Clips what a backward pass has brought, and adds it to the sums of its batch."""
         captured = this_pass.captured
         counts = {part.examples for parts in captured.values() for part in parts}
         if len(counts) > 1:

@@ -61,7 +61,7 @@ def panels(count: int, *, across: int = 3) -> tuple[Figure, list[Axes]]:
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     grid = figure.add_gridspec(rows, across)
     axes = [figure.add_subplot(grid[divmod(number, across)]) for number in range(count)]
-    figure.supxlabel(MARK, fontsize="small", color="#A00000", x=0.01, ha="left")
+    figure.suptitle(MARK, fontsize="small", color="#A00000", x=0.01, ha="left")
     return figure, axes
 
 

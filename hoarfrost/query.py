@@ -37,6 +37,7 @@ class Query:
         noise: of the run.
         paused: while it is entered, the model runs without gradient rules.
         loss: ``loss(output, batch)``, if `make_private` was told.
+        loss_of_one: of the model and a batch of one example, if a trainer computes it otherwise.
 
     Guarantees:
         What `sum` or `norms` returns is one of ``event.steps`` Gaussian releases with the event's noise multiplier and
@@ -54,9 +55,11 @@ class Query:
         noise: Noise,
         paused: Callable[[], Any],
         loss: Callable[[Any, Any], Tensor] | None = None,
+        loss_of_one: Callable[[nn.Module, Any], Tensor] | None = None,
     ) -> None:
         self.event = event
         self._model, self._loader, self._noise, self._paused, self._loss = model, loader, noise, paused, loss
+        self._loss_of_one = loss_of_one
         self._poisson = Poisson(sample_rate=event.sample_rate, size=loader.poisson.size)
         self._left = event.steps
 
@@ -66,7 +69,9 @@ class Query:
         return self._poisson.expected_batch
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of an example, for a freezer that was told none: `make_private`'s ``loss``, or the model's own."""
+        """The loss of an example, for a freezer that was told none: the trainer's, `make_private`'s or the model's."""
+        if self._loss_of_one is not None:
+            return self._loss_of_one(model, batch)
         device = next(model.parameters()).device
         batch = map_tensors(lambda t: t.to(device), batch)
         output = call(model, batch)

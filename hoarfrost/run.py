@@ -34,6 +34,8 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
         self.model, self.optimizer, self.loader, self.account = model, optimizer, loader, account
         self.frozen_cache: FrozenCache | None = None  # what it holds is private
         self.loss: Callable[[Any, Any], Tensor] | None = None  # of output and batch, if make_private was told
+        # Of the model and a batch of one example, where a trainer knows better how that is computed.
+        self.loss_of_one: Callable[[nn.Module, Any], Tensor] | None = None
         self._info: RunInfo | None = None
         self.loader.on_batch = self._begin_batch
         self.account.on_change = self._follow_account
@@ -278,7 +280,9 @@ class Private(tuple[nn.Module, PrivateOptimizer, PoissonLoader]):
             if due and controller is not None and isinstance(planned.event, Gaussian) and planned.event.steps:
                 with self.account.release(planned.event, planned.what, number=number):
                     engine, noise = self.optimizer.engine, self.optimizer.mechanism.noise
-                    query = Query(planned.event, self.model, self.loader, noise, engine.paused, self.loss)
+                    query = Query(
+                        planned.event, self.model, self.loader, noise, engine.paused, self.loss, self.loss_of_one
+                    )
                     controller.freezer.prepare(number, query, self.info())
                     engine.state.refer()  # what it set was paid for
                 after_each()

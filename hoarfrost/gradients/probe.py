@@ -170,8 +170,10 @@ def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
 
 def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
     """What shows whether random numbers were drawn."""
-    on_devices = [torch.cuda.get_rng_state(device).tolist() for device in devices]
-    return [torch.get_rng_state().tolist(), *on_devices, random.getstate(), repr(np.random.get_state())]
+    on_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    numpy = np.random.get_state(legacy=False)
+    words = numpy["state"].pop("key").tobytes()
+    return [*(bytes(state.numpy()) for state in on_torch), random.getstate(), words, numpy]
 
 
 def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoarfrost.errors import NotPrivate
+from hoarfrost.hf.lengths import BY_LENGTH
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,9 @@ REFUSALS = (
         "instead; norms and sums are computed in float32",
     ),
     Refusal(
-        "group_by_length", bool,
-        "chooses batches by the examples in them, and the account is for batches that are drawn by chance alone. "
-        "Leave it out",
-    ),
-    Refusal(
-        "train_sampling_strategy", lambda strategy: getattr(strategy, "value", strategy) != "random",
+        "train_sampling_strategy", lambda strategy: getattr(strategy, "value", strategy) not in ("random", BY_LENGTH),
         "chooses the order of the examples, and the account is for batches that are drawn by chance alone. Leave it "
-        "out",
+        'out, or say "group_by_length": examples of a batch are then cut into chunks of like length',
     ),
     Refusal(
         "dataloader_drop_last", bool,

@@ -56,7 +56,8 @@ class ModelLosses:
             model: this one, or what wraps it for half precision.
             inputs: with the labels, which the model is not handed: its own loss would mix examples.
         """
-        if self._checked < CHECKED and len(next(iter(inputs.values()))):
+        # Not where a freezer looks at single examples (in evaluation mode): the mean over one hides weights of classes.
+        if model.training and self._checked < CHECKED and len(next(iter(inputs.values()))):
             self._checked += self._check(model, inputs)
         outputs = model(**self._without_labels(inputs))
         found, _ = self._find(outputs, inputs)

@@ -16,6 +16,7 @@ from hoarfrost.clipping import Clipper
 from hoarfrost.errors import InvalidValue, MissingExtra, NotPrivate
 from hoarfrost.freezing import Freezer
 from hoarfrost.hf.arguments import refuse_arguments
+from hoarfrost.hf.lengths import lengths_for
 from hoarfrost.hf.losses import ModelLosses, refuse_other_shapes
 from hoarfrost.hf.record import TrainingRecord
 from hoarfrost.hf.steps import Part, Steps
@@ -27,7 +28,7 @@ from hoarfrost.stages import Earlier
 
 try:
     import accelerate  # noqa: F401 - which Trainer needs
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 except ImportError as error:
     raise MissingExtra(
         "PrivateTrainer needs transformers and accelerate, which are not installed: pip install 'hoarfrost[hf]'"
@@ -52,7 +53,10 @@ class PrivateTrainer(Trainer):
         model, args, others, settings: as of `transformers.Trainer`. Arguments that a private run cannot follow are
             refused by name (`hoarfrost.hf.arguments`).
         delta, epsilon, noise_multiplier, clip, freeze, views, person, per_person, accountant, seed, ledger, run, after,
-            allow_state: as of `hoarfrost.make_private`.
+            allow_state, cache_frozen: as of `hoarfrost.make_private`.
+        lengths: as there, of the rows of ``train_dataset`` with all their columns: chunks then hold examples of like
+            length. `group_by_length` of TrainingArguments (since transformers 5: ``train_sampling_strategy=
+            "group_by_length"``) asks for the same, with the lengths that a plain Trainer finds.
         training_record: write the training loss to ``not-private/training.jsonl`` below the output folder, whenever
             something is logged. It is computed on private data without noise, and must not be released.
 
@@ -97,22 +101,27 @@ class PrivateTrainer(Trainer):
         run: str | None = None,
         after: Earlier | Sequence[Earlier] | None = None,
         allow_state: Sequence[str] = (),
+        lengths: Any = None,
+        cache_frozen: bool | float = False,
         training_record: bool = False,
         **settings: Any,
     ) -> None:
-        _refuse_lengths(settings)
+        _refuse_said_elsewhere(settings)
         if args is not None:
             refuse_arguments(args)
         self._privacy: dict[str, Any] = {
             "delta": delta, "epsilon": epsilon, "noise_multiplier": noise_multiplier, "clip": clip, "freeze": freeze,
             "views": views, "person": person, "per_person": per_person, "accountant": accountant, "seed": seed,
             "ledger": ledger, "run": run, "after": after, "allow_state": allow_state,
+            "cache_frozen": cache_frozen,
         }  # fmt: skip
+        self._lengths = lengths
         self._run: Private | None = None
         self._losses: ModelLosses | None = None
         self._record: TrainingRecord | None = None
         super().__init__(model, args, *others, **settings)
         refuse_arguments(self.args)  # Trainer's own, and what the accelerator has set
+        self.callback_handler.callbacks.insert(0, _Before(self))
         if training_record:
             if self.args.push_to_hub:
                 raise NotPrivate(
@@ -269,10 +278,19 @@ class PrivateTrainer(Trainer):
             raise InvalidValue("PrivateTrainer: training requires a train_dataset")
         length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}
         data = self._plain_loader()
-        return make_private(
-            self.model, self.create_optimizer(), data, max_physical_batch=data.batch_size,
+        lengths = lengths_for(args, self.train_dataset, getattr(self, "processing_class", None), self._lengths)
+        run = make_private(
+            self.model, self.create_optimizer(), data, max_physical_batch=data.batch_size, lengths=lengths,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps, **length, **self._privacy,
         )  # fmt: skip
+        run.loss_of_one = self._loss_of_one
+        return run
+
+    def _loss_of_one(self, model: nn.Module, batch: Any) -> Tensor:
+        """What a freezer differentiates that looks at single examples: the loss that is trained."""
+        with self.compute_loss_context_manager():
+            losses: Tensor = self.compute_loss(model, self._prepare_inputs(batch))
+        return losses.sum()
 
     def _plain_loader(self) -> DataLoader[Any]:
         """The training data as Trainer collates it, without the columns that the model does not know."""
@@ -292,13 +310,23 @@ class PrivateTrainer(Trainer):
         )  # fmt: skip
 
 
+class _Before(TrainerCallback):
+    """Before the loop, and after a checkpoint is loaded: a freezer asks what it wants to know of the data."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *others: Any, **settings: Any) -> None:
+        self._trainer.private.prepare()
+
+
 _UNKNOWN = (
     "what was spent on its weights is not known, and cannot be counted. Go on from a checkpoint that PrivateTrainer "
     "saved; weights that were trained without private data are loaded with from_pretrained"
 )
 
 
-def _refuse_lengths(settings: Mapping[str, Any]) -> None:
+def _refuse_said_elsewhere(settings: Mapping[str, Any]) -> None:
     """What `make_private` is told, and a Trainer knows from elsewhere."""
     batch = "per_device_train_batch_size= and gradient_accumulation_steps= of TrainingArguments"
     instead = {

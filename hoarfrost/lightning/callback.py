@@ -51,9 +51,9 @@ class Private(Callback):
         part: the name of the module in the LightningModule that `training_step` calls on a batch (``"net"`` for
             ``self.net(x)``); by default the LightningModule itself, if it has a `forward`, or its only child that is
             trained.
-        delta, epsilon, noise_multiplier, batch_size, clip, freeze, loss_reduction, max_physical_batch, views, person,
-            per_person, accountant, seed, ledger, run, after, allow_state: as of `hoarfrost.make_private`. Without
-            ``batch_size``, the training loader's is expected.
+        delta, epsilon, noise_multiplier, batch_size, clip, freeze, loss_reduction, max_physical_batch, lengths, views,
+            person, per_person, accountant, seed, ledger, run, after, allow_state, cache_frozen: as of
+            `hoarfrost.make_private`. Without ``batch_size``, the training loader's is expected.
 
     Guarantees:
         Those of `hoarfrost.make_private`, for the weights at every step. A checkpoint of the Trainer's holds what was
@@ -90,6 +90,7 @@ class Private(Callback):
         part: str | None = None,
         loss_reduction: Reduction = "mean",
         max_physical_batch: int | None = None,
+        lengths: Any = None,
         views: int = 1,
         person: Any = None,
         per_person: int | None = None,
@@ -99,12 +100,14 @@ class Private(Callback):
         run: str | None = None,
         after: Earlier | Sequence[Earlier] | None = None,
         allow_state: Sequence[str] = (),
+        cache_frozen: bool | float = False,
     ) -> None:
         self._privacy: dict[str, Any] = {
             "delta": delta, "epsilon": epsilon, "noise_multiplier": noise_multiplier, "batch_size": batch_size,
             "clip": clip, "freeze": freeze, "loss_reduction": loss_reduction, "max_physical_batch": max_physical_batch,
-            "views": views, "person": person, "per_person": per_person, "accountant": accountant, "seed": seed,
-            "ledger": ledger, "run": run, "after": after, "allow_state": allow_state,
+            "lengths": lengths, "views": views, "person": person, "per_person": per_person, "accountant": accountant,
+            "seed": seed, "ledger": ledger, "run": run, "after": after, "allow_state": allow_state,
+            "cache_frozen": cache_frozen,
         }  # fmt: skip
         self._part = part
         self._run: Run | None = None
@@ -146,6 +149,10 @@ class Private(Callback):
         """Module and Trainer are as they were; the model stays private."""
         while self._undo:
             self._undo.pop()()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A freezer that wants to know something of the data asks now, after what a checkpoint knows."""
+        self.run.prepare()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """The loop has come to the next chunk of those that it has fetched."""

@@ -344,6 +344,20 @@ class Recipe(Table):
         return self
 
     @model_validator(mode="after")
+    def _speed_has_something_to_work_on(self) -> Recipe:
+        if self.loop.group_by_length and (self.data.text is None or self.loop.max_physical_batch is None):
+            raise InvalidValue(
+                "loop.group_by_length puts texts of like length into the same chunk: it needs data.text, and "
+                "loop.max_physical_batch, which says how many examples a chunk may have"
+            )
+        if self.loop.cache_frozen and self.peft is None and getattr(self.model, "train", None) is None:
+            raise InvalidValue(
+                "loop.cache_frozen keeps what layers return that are frozen for the whole run, and here all are "
+                f"trained: {_TEXTS}, and say what is trained (model.train)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _everything_is_measured_once(self) -> Recipe:
         kinds = [each.kind for each in self.measure or ()]
         twice = [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]

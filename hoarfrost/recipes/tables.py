@@ -82,6 +82,10 @@ class Loop(Table):
 
     Args:
         max_physical_batch: the most examples that are worked on at once, which bounds the memory.
+        group_by_length: with ``max_physical_batch``, of texts: those of like length are worked on together, so that
+            little is computed on padding.
+        cache_frozen: what frozen layers in front of the trained ones return is computed once for each example and kept
+            in memory: true for at most half of the machine's, or a number of bytes.
         views: the number of augmented views of an example that are averaged before it is clipped.
         evaluate_every: the number of epochs after which the test set is evaluated.
         threads: the number of processor cores to use; by default torch decides.
@@ -92,6 +96,8 @@ class Loop(Table):
     """
 
     max_physical_batch: Whole | None = None
+    group_by_length: bool = False
+    cache_frozen: bool | Positive = False
     views: _UpToThousand = 1
     evaluate_every: Whole = 1
     threads: _UpToThousand | None = None

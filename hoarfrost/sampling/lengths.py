@@ -30,7 +30,7 @@ class Lengths:
     """
 
     def __init__(self, lengths: Any, dataset: Any) -> None:
-        self._of_rows = _numbers(lengths, dataset)
+        self._of_rows = numbers_of(lengths, dataset)
 
     def in_order(self, drawn: Sequence[list[int]]) -> list[list[int]]:
         """The rows of each example, or person, the shortest first; a person is as long as their longest row."""
@@ -49,7 +49,7 @@ def lengths_of(lengths: Any, dataset: Any, max_physical_batch: int | None) -> Le
     return Lengths(lengths, dataset)
 
 
-def _numbers(lengths: Any, dataset: Any) -> npt.NDArray[np.float64]:
+def numbers_of(lengths: Any, dataset: Any) -> npt.NDArray[np.float64]:
     """A number for each row. Messages tell no length, and not which row is meant."""
     if callable(lengths):
         lengths = [lengths(dataset[row]) for row in range(len(dataset))]

@@ -218,6 +218,7 @@ class Parts:
             self.examples,
             sample_rate=plan.sample_rate,
             max_physical_batch=recipe.loop.max_physical_batch,
+            lengths=_lengths(recipe, self.splits),
             views=recipe.loop.views,
             person=self.splits.people,
             per_person=recipe.privacy.per_person,
@@ -232,6 +233,7 @@ class Parts:
             freeze=self.freezer,
             seed=seed,
             run=f"{recipe.name}-{secrets.token_hex(3)}",
+            cache_frozen=recipe.loop.cache_frozen,
         )
         assert plan.steps is not None  # a recipe always says how long
         return Prepared(
@@ -281,6 +283,11 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _lengths(recipe: Recipe, splits: data.Splits) -> torch.Tensor | None:
+    """How many tokens each text has, if that matters."""
+    return splits.train.lengths if recipe.loop.group_by_length and isinstance(splits.train, data.Texts) else None
 
 
 def _examples(recipe: Recipe, splits: data.Splits) -> Any:

@@ -25,7 +25,8 @@ from hoarfrost.untrusted import line
 # What can change without being asked about: neither the guarantee nor what is learned depends on it.
 HARMLESS = {
     "name", "loop.threads", "loop.channels_last", "loop.evaluate_every", "loop.max_physical_batch",
-    "loop.checkpoint_every", "loop.checkpoints_kept", "loop.reserve_ahead", "measure",
+    "loop.group_by_length", "loop.cache_frozen", "loop.checkpoint_every", "loop.checkpoints_kept", "loop.reserve_ahead",
+    "measure",
 }  # fmt: skip
 DATA = "data"  # how a changed data set is called, wherever it lies
 

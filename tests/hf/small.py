@@ -95,7 +95,7 @@ def trainer(model: Any, folder: Path, examples: Any = None, *, kind: Any = None,
     own = {
         "data_collator", "eval_dataset", "compute_loss_func", "compute_metrics", "callbacks", "optimizers", "clip",
         "freeze", "seed", "ledger", "run", "epsilon", "noise_multiplier", "after", "person", "per_person", "model_init",
-        "training_record", "allow_state", "views",
+        "training_record", "allow_state", "views", "lengths", "cache_frozen", "processing_class",
     }  # fmt: skip
     given = {name: options.pop(name) for name in own & options.keys()}
     if "epsilon" not in given:

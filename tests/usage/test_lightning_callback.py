@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 import hoarfrost
 from hoarfrost.errors import InvalidValue, NotPrivate
+from hoarfrost.freeze import Frost
+from hoarfrost.query import Query
 from tests.usage.small import assert_same, data, small, weights
 
 lightning = pytest.importorskip("lightning")
@@ -92,7 +94,8 @@ def fit(
     module: Any, folder: Path, train: Any = None, ckpt_path: Path | None = None, callback: Any = None, **options: Any
 ) -> tuple[Any, Any]:
     """The Trainer and the private run."""
-    own = {"noise_multiplier", "epsilon", "max_physical_batch", "batch_size", "part", "ledger", "run", "after", "clip"}
+    own = {"noise_multiplier", "epsilon", "max_physical_batch", "batch_size", "part", "ledger", "run", "after", "clip",
+           "freeze", "lengths", "cache_frozen"}  # fmt: skip
     privacy = PRIVACY | {name: options.pop(name) for name in own & options.keys()}
     if "epsilon" not in privacy:
         privacy.setdefault("noise_multiplier", 1.0)
@@ -354,3 +357,73 @@ def test_what_training_logs_is_told_of_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"self\.log\('loss'\) in training.*must not be released") as told:
         fit(Logging(), tmp_path)
     assert sum("self.log" in str(each.message) for each in told) == 1
+
+
+# What asks before the first step, and what computes less.
+
+
+class Wide(Classifier):
+    """With layers of which DP-FROST can choose some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 3))
+
+
+def of_one(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_a_choice_is_made_before_the_first_step_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    noised = Query._noised
+    first = hoarfrost.lightning.Private(**_choosing())
+    monkeypatch.setattr(
+        Query, "_noised", lambda self, *args: (charged.append(first.run.charged), noised(self, *args))[1]
+    )
+
+    class Look(lightning.Callback):
+        def on_train_epoch_start(self, *others: Any) -> None:
+            seen.append(len(first.run.account.releases))
+
+    module, seen = Wide(), list[int]()
+    before = {name: p.detach().clone() for name, p in module.net.named_parameters()}
+    callbacks = [*every(7, tmp_path), Look()]
+    trainer, _ = fit(module, tmp_path, callback=first, callbacks=callbacks, enable_checkpointing=True)
+    assert (charged, seen[0]) == ([0, 0], 2)  # nothing was reserved for a step then
+    assert (trainer.global_step, first.run.steps_taken, first.run.charged) == (STEPS, STEPS, STEPS)
+    live = {name for name, mask in first.run.freezer.live(0, first.run.info()).items() if mask}
+    assert {name for name, p in module.net.named_parameters() if not torch.equal(p, before[name])} == live != {*before}
+    events = [first.run.plan.event(STEPS), *(each.event for each in first.run.plan.releases)]
+    assert first.statement().epsilon == hoarfrost.budget.epsilon(events, 1e-4, accountant="rdp") <= 6.0
+
+    later = hoarfrost.lightning.Private(**_choosing())
+    trainer, _ = fit(Wide(), tmp_path, callback=later, ckpt_path=tmp_path / "step=7.ckpt")
+    assert charged == [0, 0]  # it did not look again
+    assert (trainer.global_step, later.run.steps_taken, len(later.run.account.releases)) == (STEPS, STEPS, 2)
+    assert later.run.freezer.selection == first.run.freezer.selection
+    assert later.run.epsilon() == first.run.epsilon()
+
+
+def _choosing() -> dict[str, Any]:
+    frost = Frost(0.6, rounds=2, sample_rate=0.3, loss=of_one)
+    return {"epsilon": 6.0, "delta": 1e-4, "accountant": "rdp", "freeze": frost}
+
+
+def test_lengths_and_the_cache_do_not_change_the_steps(tmp_path: Path) -> None:
+    class LastOnly(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[0].requires_grad_(False)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+
+    plain, found = LastOnly(), LastOnly()
+    fit(plain, tmp_path, max_physical_batch=5)
+    options = {"max_physical_batch": 5, "lengths": [n % 7 for n in range(60)], "cache_frozen": True}
+    _, private = fit(found, tmp_path, **options)
+    assert private.run.frozen_cache.rows > 50
+    assert_same(weights(found.net), weights(plain.net))
+    assert not torch.equal(found.net[2].weight, small()[2].weight)

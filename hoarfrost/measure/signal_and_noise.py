@@ -146,7 +146,7 @@ def pruning_on_signal_and_noise(
     *,
     steps: int = 300,
     lr: float = 0.1,
-    pretraining: int = 3000,
+    pretraining: int = 1000,
     seed: int = 0,
 ) -> tuple[Descent, list[Descent]]:
     """How R changes when the first layer is pruned by magnitude.

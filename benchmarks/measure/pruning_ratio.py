@@ -1,0 +1,50 @@
+"""R = Tr Cov / ‖ḡ‖² under pruning, on the paper's own problem (paper 002, Figure 11). Exact, and without any data.
+
+`python -m benchmarks.measure pruning_ratio [--quick]`
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.measure.rows import Rows
+from benchmarks.measure.spread import draw
+from hoarfrost.measure import SignalAndNoise, pruning_on_signal_and_noise
+
+SEEDS, KEEPS, STEPS = (1, 2, 3, 4, 5), (1.0, 0.7, 0.5, 0.3, 0.1), 30
+
+
+def main(options: Any) -> None:
+    """Some seeds of the initial weights."""
+    torch.set_num_threads(1)
+    rows = Rows("pruning-ratio", quick=options.quick)
+    for seed in SEEDS[: 1 if options.quick else None]:
+        rows.once({"seed": seed}, partial(_run, seed))
+    for row in rows():
+        print(f"seed {row['seed']}: R at the start", {keep: round(of["R"][0], 1) for keep, of in row["keep"].items()})
+    if not options.quick:
+        _figure(rows())
+
+
+def _run(seed: int) -> dict[str, Any]:
+    problem = SignalAndNoise()
+    before, found = pruning_on_signal_and_noise(problem, KEEPS, steps=STEPS, seed=seed)
+    left = float(before.layers.first[:, problem.signal :].norm() / before.layers.first.norm())
+    return {
+        "share of W_n before pruning": left,
+        "keep": {str(keep): {"loss": each.losses, "R": each.ratios} for keep, each in zip(KEEPS, found, strict=True)},
+    }
+
+
+def _figure(rows: list[dict[str, Any]]) -> None:
+    found: dict[str, dict[str, dict[float, list[float]]]] = {"R": {}, "loss": {}}
+    for row in rows:
+        for keep, of in row["keep"].items():
+            for panel, values in found.items():
+                line = values.setdefault(f"{float(keep):.0%} of W₁ kept", {})
+                for step, value in enumerate(of[panel]):
+                    line.setdefault(step, []).append(value)
+    draw("pruning-ratio", found, "step", {"R": "R = Tr Cov / ‖ḡ‖²", "loss": "loss"}, log=True)

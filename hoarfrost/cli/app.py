@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import hoarfrost
+import hoarfrost.cli.measure_runs
 from hoarfrost.cli import measure_attacks as measure_attacks
 from hoarfrost.cli import measure_models as measure_models
 from hoarfrost.cli.audit import audit

@@ -55,7 +55,20 @@ class _Pass:
 
     ticket: Ticket | None
     call: Run | None
-    captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
+    captured: dict[str, list[Contribution]] = field(default_factory=dict)  # by the parameter's name
+
+
+class _Running:
+    """While it is entered, the engine's run is under way. (A generator would take as long as a small layer.)"""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._engine._running = None
 
 
 class Engine:
@@ -116,6 +129,8 @@ class Engine:
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
+        self._by_name = dict(parameters)
+        self._name_by_id = {id(p): name for name, p in parameters.items()}  # a tensor's own hash takes a while
         self.untrained = {p: name for name, p in model.named_parameters() if p not in self._parameters}
         self.clipping: Clipping | None = None  # of the last batch that was begun, found to be sound
         self.clipped: dict[str, None] = {}  # every way in which batches were clipped so far, in words
@@ -182,16 +197,18 @@ class Engine:
 
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
-        if not parameter.requires_grad:
-            return False
-        name = self._parameters.get(parameter)
-        if name is None and parameter not in self.untrained:
-            self.structure.refuse_changes()
-        return name is not None and self.masks.get(name, True) is not False
+        return self.mask_of(parameter) is not False
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
-        """Which of its coordinates are live."""
-        return self.masks.get(self._parameters[parameter], True)
+        """Which of its coordinates are live; False where it wants no gradient, or the optimizer will not move it."""
+        if not parameter.requires_grad:
+            return False
+        name = self._name_by_id.get(id(parameter))
+        if name is None:
+            if parameter not in self.untrained:
+                self.structure.refuse_changes()
+            return False
+        return self.masks.get(name, True)
 
     @property
     def probing(self) -> bool:
@@ -268,15 +285,20 @@ class Engine:
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Records what one use of ``parameter`` contributes to the backward pass that is running, if it is live."""
-        if self.trains(parameter):
-            this_pass = self._passes[torch._C._current_graph_task_id()]
-            uses = this_pass.captured.setdefault(parameter, [])
-            if uses and this_pass.call is None:
-                raise NotPrivate(
-                    f"{self._parameters[parameter]} is used twice outside of a run of the whole model: whether both "
-                    "uses are of the same examples cannot be known. Call the whole model, not its parts."
-                )
-            uses.append(contribution)
+        if not self.trains(parameter):
+            return
+        name = self._name_by_id[id(parameter)]
+        this_pass = self._passes[torch._C._current_graph_task_id()]
+        uses = this_pass.captured.get(name)
+        if uses is None:
+            this_pass.captured[name] = [contribution]
+            return
+        if this_pass.call is None:
+            raise NotPrivate(
+                f"{name} is used twice outside of a run of the whole model: whether both "
+                "uses are of the same examples cannot be known. Call the whole model, not its parts."
+            )
+        uses.append(contribution)
 
     @property
     def _call(self) -> Run | None:
@@ -323,15 +345,11 @@ class Engine:
             stacklevel=2,
         )
 
-    @contextmanager
-    def running(self, rows: int, run: Run) -> Iterator[None]:
+    def running(self, rows: int, run: Run) -> _Running:
         """One run of the whole model on ``rows`` rows."""
-        self.rows, self.groups, self._running = rows, run.groups, run
         self.state.begin()
-        try:
-            yield
-        finally:
-            self._running = None
+        self.rows, self.groups, self._running = rows, run.groups, run
+        return _Running(self)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -456,13 +474,13 @@ class Engine:
         self.state.ran()
         if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        device = next(iter(captured)).device
+        parameters = {name: self._by_name[name] for name in captured}
+        device = next(iter(parameters.values())).device
         # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
         mean = self.loss_reduction == "mean" and self._losses is None
         scale = groups.scale(examples, mean, device)
         with at_full_precision(device):
-            found = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
-            parameters = {self._parameters[p]: p for p in captured}
+            found = {name: self._masked(name, combine(parts)) for name, parts in captured.items()}
             captured.clear()
             uses = Uses(self.encoding.encode(found), total.clipping, self.encoding.like(parameters), device)
             del found
@@ -482,8 +500,10 @@ class Engine:
                 uses.take(kept)
                 factors = factors[kept]
                 scale = scale[kept] if isinstance(scale, Tensor) else scale
-            weights = (factors * scale).to(factors.dtype)
-            looking = self.looking(self.step()) if self.observers else []
+            weights = factors * scale
+            if weights.dtype is not factors.dtype:
+                weights = weights.to(factors.dtype)
+            looking = self.looking(self.step()) if self.observers else ()
             if not looking:
                 for name, clipped in uses.sums(weights, last=True):
                     total.add(name, clipped)
@@ -505,6 +525,6 @@ class Engine:
         """The observers that are to be shown a step."""
         return [observer for observer in self.observers if observer.looks(step)]
 
-    def _masked(self, p: nn.Parameter, use: Contribution) -> Contribution:
-        mask = self.mask_of(p)
+    def _masked(self, name: str, use: Contribution) -> Contribution:
+        mask = self.masks.get(name, True)
         return use.masked(mask) if isinstance(mask, PartialMask) else use

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 
+# What torch.compile runs frames with: None outside of it, where nothing has to be kept from being compiled.
+_compiling = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: "not known")
 _MARK = "_had_private_steps"  # an attribute of copies: theirs have it in turn, and pickles
 
 
@@ -72,7 +74,7 @@ class ByRule(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if engine.seen is None and not engine.active:
+        if not engine.active and engine.seen is None:
             return self.original(*args, **kwargs)
         if engine.lending.under_way:
             with engine.lending.returned(self.holders):
@@ -88,7 +90,10 @@ class ByRule(Wrapped):
             args, kwargs = as_constants(engine, module, args, kwargs)
         if engine.seen is not None:
             return self._shown(rule, engine.seen, shares, *args, **kwargs)
-        if not any(p.requires_grad for p in rule.recorded(module)):
+        for p in rule.recorded(module):
+            if p.requires_grad:
+                break
+        else:
             return self.original(*args, **kwargs)
         if shares:
             return run_shared(engine, module, self.original, args, kwargs)
@@ -138,7 +143,9 @@ class Root(Wrapped):
         return _plain_forward, (self.module, self.engine.step() > 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._uncompiled(*args, **kwargs)
+        if torch.compiler.is_compiling() or _compiling() is not None:
+            return self._uncompiled(*args, **kwargs)
+        return self._run(*args, **kwargs)  # as ever: to go by the way that is not compiled takes a while
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine

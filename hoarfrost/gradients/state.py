@@ -14,7 +14,7 @@ sees to it that they hand nothing on from one batch to the next.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -76,7 +76,8 @@ class StateGuard:
         self._trained: list[Entry] = []
         self._movable: list[Tensor] = []  # the tensors of these, each once
         self._live: list[bool] = []  # which of them a step moves
-        self._running: list[tuple[Entry, int]] = []  # what was trained when the model began to run
+        # What was trained when the model began to run, with its version.
+        self._running: list[tuple[Entry, Tensor | None, int]] = []
         self._turn = 0
         self._work = LEAST
         self._hooks: list[RemovableHandle] = []
@@ -139,16 +140,13 @@ class StateGuard:
         self._raise()
         self.settle()
         self._follow_autograd()
-        self._running = []
-        for entry in self._trained:
-            now = _now(entry)
-            self._running.append((entry if now is entry.tensor else entry._replace(tensor=now), version(now)))
+        self._running = [(entry, now := _now(entry), version(now)) for entry in self._trained]
 
     def ran(self) -> None:
         """The model ran forward or backward on a batch."""
-        for entry, before in self._running:
+        for entry, before, number in self._running:
             now = _now(entry)
-            if now is not entry.tensor or version(now) != before:
+            if now is not before or version(now) != number:
                 self._refuse(entry, "changes")
         if not self._stepped:
             self._compare(everything=False)
@@ -166,7 +164,7 @@ class StateGuard:
 
     def _compare(self, everything: bool) -> None:
         for module, *before in self._keys:
-            if list(_keys_of(module)) != before:
+            if [*_keys_of(module)] != before:
                 self._refuse_new_names()
                 break
         for index, reference in enumerate(self._references):
@@ -222,10 +220,8 @@ class StateGuard:
 
 
 def _now(entry: Entry) -> Tensor | None:
-    held: Callable[..., Tensor | None] = (
-        entry.module._parameters.get if entry.kind == "parameter" else entry.module._buffers.get
-    )
-    return held(entry.key)
+    module, key, _, kind, _, _ = entry
+    return (module._parameters if kind == "parameter" else module._buffers).get(key)
 
 
 def _keys_of(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -78,6 +78,8 @@ def test_perfect_separation_of_a_few_is_no_certainty() -> None:
     assert (separated.value, separated.high) == (1, 1)
     assert separated.low == pytest.approx(0.025 ** (1 / 3))  # three pairs in a row
     assert Roc.of(torch.ones(1), torch.zeros(1)).auc.low == pytest.approx(0.025)
+    one = Roc.of(torch.tensor([0.5]), torch.arange(10) / 9).auc  # one draw says nothing about others
+    assert (one.value, one.low, one.high) == (0.5, 0, 1)
     same = Roc.of(torch.zeros(10), torch.zeros(10)).auc
     assert (same.low, same.high) == pytest.approx((0.187, 0.813), abs=1e-3)
 

@@ -7,6 +7,7 @@ training data. `python -m benchmarks.measure clipping_and_noise [--quick]`
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.measure.rows import Rows
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import Way, gradient, part, plain, seeded, tests
 from hoarfrost import data
@@ -26,23 +28,22 @@ STEPS, BATCH, FIXED_LR, FIXED_NOISE = 5, 128, 0.1, 0.4
 PARTS = {"SGD": (None, 0.0), "clipping only": (1.0, 0.0), "noise only": (None, 1.0), "DP-SGD": (1.0, 1.0)}
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """The steps on a fixed batch, then the trainings."""
-    torch.set_num_threads(1)
-    rows = Rows("clipping-and-noise", quick=options.quick)
+    rows = Rows("clipping_and_noise", options)
     splits = data.load("mnist")
     train = part(splits.train, 300 if options.quick else 20_000)
-    test, count = part(splits.test, 2000), 1 if options.quick else None
-    for seed in SEEDS[:count]:
-        rows.once({"seed": seed, "figure": 9}, partial(_fixed, train, seed, 2 if options.quick else BATCHES))
-    for seed in SEEDS[:count]:
+    test = part(splits.test, 2000)
+    for seed in seeds_of(options, SEEDS):
+        once(rows, {"seed": seed, "figure": 9}, partial(_fixed, train, seed, 2 if options.quick else BATCHES))
+    for seed in seeds_of(options, SEEDS):
         for name, (clip, noise) in PARTS.items():
             way = Way(name, 1.0, 100 if options.quick else 512, clip, 2.4 * noise)
             for keep in (1.0, KEEP):
                 key = {"seed": seed, "figure": 10, "way": name, "keep": keep}
-                rows.once(key, partial(_trained, way, keep, train, test, seed, 1 if options.quick else EPOCHS))
+                once(rows, key, partial(_trained, way, keep, train, test, seed, 1 if options.quick else EPOCHS))
     if not options.quick:
-        _figures(rows())
+        _figures(list(rows))
 
 
 def _fixed(train: TensorDataset, seed: int, batches: int) -> dict[str, Any]:

@@ -6,14 +6,15 @@ A first phase of k epochs, by SGD or DP-SGD, is continued four times: twice by S
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.measure.rows import Rows, figures
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import figures, once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import Way, part, plain, seeded
 from hoarfrost import data
@@ -26,23 +27,22 @@ KS, LAST, SEEDS, EXAMPLES, MEASURED = (0, 1, 2, 5), 3, (1, 2, 3), 10_000, 1000
 PAIRS = (("SGD 1", "SGD 2"), ("DP-SGD 1", "DP-SGD 2"), ("SGD 1", "DP-SGD 1"), ("start", "SGD 1"), ("start", "DP-SGD 1"))
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """All first phases with all seeds; then the directions and surfaces of one of them."""
-    torch.set_num_threads(1)
-    rows = Rows("landscape", quick=options.quick)
+    rows = Rows("landscape", options)
     splits = data.load("mnist")
     train = part(splits.train, 700 if options.quick else EXAMPLES)
     batches = list(data.batches(part(splits.train, 100 if options.quick else MEASURED), 500))
     last, count = (1, 3) if options.quick else (LAST, 100)
-    for seed in SEEDS[: 1 if options.quick else None]:
+    for seed in seeds_of(options, SEEDS):
         for k in KS[: 2 if options.quick else None]:
             for first in (SGD, DP_SGD)[: 1 if k == 0 else 2]:
                 key = {"seed": seed, "k": k, "phase 1": first.name if k else "none"}
-                rows.once(key, partial(_lines, first, k, seed, train, batches, last))
-        rows.once({"seed": seed, "other seed": seed + 10}, partial(_other_start, seed, train, batches, last))
-    rows.once({"basin of": "SGD"}, partial(_basin, train, batches, last, count))
+                once(rows, key, partial(_lines, first, k, seed, train, batches, last))
+        once(rows, {"seed": seed, "other seed": seed + 10}, partial(_other_start, seed, train, batches, last))
+    once(rows, {"basin of": "SGD"}, partial(_basin, train, batches, last, count))
     if not options.quick:
-        _figures(rows())
+        _figures(list(rows))
 
 
 def _ends(first: Way, k: int, seed: int, train: TensorDataset, last: int) -> dict[str, nn.Module]:

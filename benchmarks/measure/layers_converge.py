@@ -8,6 +8,7 @@ not mind any invertible matrix, and a linear layer with as many neurons as it ha
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import hoarfrost
-from benchmarks.measure.rows import Rows
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import DELTA, part, seeded, tests
 from hoarfrost import data
@@ -28,19 +30,18 @@ SEEDS, STEPS, EVERY, IMAGES, POINTS = (1, 2, 3), 300, 20, 500, 4000
 SETTINGS = {"DP-SGD": (1.0, 2.15), "clipping only": (1.0, 0.0)}  # clipping norm and noise multiplier
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """DP-SGD, and the same without noise as a control, with all seeds."""
-    torch.set_num_threads(1)
-    rows = Rows("layers-converge", quick=options.quick)
+    rows = Rows("layers_converge", options)
     splits = data.load("fashion-mnist")
     train, test = part(splits.train, 2000 if options.quick else 60_000), part(splits.test, IMAGES)
     steps, every = (4, 2) if options.quick else (STEPS, EVERY)
-    for seed in SEEDS[: 1 if options.quick else None]:
+    for seed in seeds_of(options, SEEDS):
         for name in SETTINGS:
-            rows.once({"way": name, "seed": seed}, partial(_run, name, seed, train, test, steps, every))
-    _told(rows())
+            once(rows, {"way": name, "seed": seed}, partial(_run, name, seed, train, test, steps, every))
+    _told(list(rows))
     if not options.quick:
-        _figures(rows())
+        _figures(list(rows))
 
 
 def _run(name: str, seed: int, train: TensorDataset, test: TensorDataset, steps: int, every: int) -> dict[str, Any]:

@@ -6,14 +6,15 @@ As `hoarfrost measure ntk` prints it, for several batches and small clipping nor
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.measure.rows import Rows, figures
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import figures, once
 from benchmarks.measure.ways import Way, part, plain, seeded
 from hoarfrost import data
 from hoarfrost.measure import ClippedFlow, TangentKernels, clipped_flows
@@ -24,10 +25,9 @@ BATCHES, EXAMPLES, STEPS, STEP = (0, 1, 2), 24, 100, 0.05
 SHARES = (0.1, 0.01)  # of the longest gradient: the small clipping norms
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """Some batches, with weights at the start and after an epoch."""
-    torch.set_num_threads(1)
-    rows = Rows("ntk", quick=options.quick)
+    rows = Rows("ntk", options)
     train = part(data.load("mnist").train, 500 if options.quick else 20_000)
     trained = Way("SGD", 0.1, 128).train(seeded(lenet, 1), train, 1, 1)
     models = {"initial": seeded(lenet, 1), "after an epoch of SGD": trained}
@@ -36,8 +36,8 @@ def main(options: Any) -> None:
         for number in BATCHES[:count]:
             for share in SHARES[:count]:
                 key = {"weights": weights, "batch": number, "R / longest": share}
-                rows.once(key, partial(_run, model, train, number, share, examples, steps, weights))
-    for row in rows():
+                once(rows, key, partial(_run, model, train, number, share, examples, steps, weights))
+    for row in rows:
         print({name: value for name, value in row.items() if name != "table"})
         for each in row["table"]:
             print("   ", each)

@@ -5,16 +5,17 @@ Not private: phases of plain SGD see the data as they are. `python -m benchmarks
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.measure.rows import Rows
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import Way, part, plain, seeded, tests
 from hoarfrost import data
@@ -48,20 +49,19 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """All settings; with --quick the first one, on little."""
-    torch.set_num_threads(1)
-    rows = Rows("phases", quick=options.quick)
+    rows = Rows("phases", options)
     for name, setting in list(SETTINGS.items())[: 1 if options.quick else None]:
         splits = data.load(setting.data)
         examples, k, epochs = (1500, 1, 2) if options.quick else (setting.examples, setting.k, setting.epochs)
         train, test = part(splits.train, examples), part(splits.test, 2000)
-        for seed in setting.seeds[: 1 if options.quick else None]:
+        for seed in seeds_of(options, setting.seeds):
             for first in (setting.sgd, setting.dp_sgd):
                 key = {"setting": name, "seed": seed, "phase 1": first.name}
-                rows.once(key, partial(_run, setting, first, train, test, k, epochs, seed))
+                once(rows, key, partial(_run, setting, first, train, test, k, epochs, seed))
     if not options.quick:
-        _figure(rows())
+        _figure(list(rows))
 
 
 def _run(

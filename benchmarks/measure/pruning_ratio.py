@@ -5,28 +5,27 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from typing import Any
 
-import torch
-
-from benchmarks.measure.rows import Rows
+from benchmarks.measure.arms import Rows
+from benchmarks.measure.rows import once, seeds_of
 from benchmarks.measure.spread import draw
 from hoarfrost.measure import SignalAndNoise, pruning_on_signal_and_noise
 
 SEEDS, KEEPS, STEPS = (1, 2, 3, 4, 5), (1.0, 0.7, 0.5, 0.3, 0.1), 30
 
 
-def main(options: Any) -> None:
+def main(options: argparse.Namespace) -> None:
     """Some seeds of the initial weights."""
-    torch.set_num_threads(1)
-    rows = Rows("pruning-ratio", quick=options.quick)
-    for seed in SEEDS[: 1 if options.quick else None]:
-        rows.once({"seed": seed}, partial(_run, seed))
-    for row in rows():
+    rows = Rows("pruning_ratio", options)
+    for seed in seeds_of(options, SEEDS):
+        once(rows, {"seed": seed}, partial(_run, seed))
+    for row in rows:
         print(f"seed {row['seed']}: R at the start", {keep: round(of["R"][0], 1) for keep, of in row["keep"].items()})
     if not options.quick:
-        _figure(rows())
+        _figure(list(rows))
 
 
 def _run(seed: int) -> dict[str, Any]:

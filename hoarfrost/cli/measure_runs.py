@@ -60,9 +60,10 @@ def _draw(figure: str, runs: "Sequence[Path]", out: Path | None, layer: str | No
     from hoarfrost.measure.run_rows import read_measured
     from hoarfrost.untrusted import shown_path
 
+    labels = labels_of(runs)
     if out is None and len(runs) > 1:
         raise InvalidValue("several runs need --out DIR, a folder called not-private: the figure is about private data")
-    found = read_measured(dict(zip(labels_of(runs), runs, strict=True)))
+    found = read_measured(dict(zip(labels, runs, strict=True)))
     panels = panels_for(figure, found, layer)
     _print(panels)
     folder = runs[0] / "not-private" if out is None else out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +32,13 @@ def draw_panels(figure_panels: Sequence[Panel], folder: Path, name: str) -> tupl
                 x = sorted(curve.points)
                 values = [curve.points[place] for place in x]
                 means = [sum(each) / len(each) for each in values]
-                axes.plot(x, means, label=label, markevery=max(1, len(x) // MOST_MARKERS), **style)
-                if any(len(each) > 1 for each in values):
+                if panel.apart:
+                    style["linestyle"] = "none"
+                    axes.vlines(x, 0, means, color=style["color"], linewidth=0.6)
+                axes.plot(
+                    x, means, label=label, markevery=1 if panel.apart else max(1, len(x) // MOST_MARKERS), **style
+                )
+                if not panel.apart and any(len(each) > 1 for each in values):
                     low, high = [min(each) for each in values], [max(each) for each in values]
                     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
             for text, place in panel.marks.items():
@@ -40,8 +47,11 @@ def draw_panels(figure_panels: Sequence[Panel], folder: Path, name: str) -> tupl
             positive = any(v > 0 for curve in panel.curves for each in curve.points.values() for v in each)
             if panel.log_x:
                 axes.set_xscale("log")
+                places = [place for curve in panel.curves for place in curve.points] + list(panel.marks.values())
+                axes.set_xlim(10 ** math.floor(math.log10(min(places))), 10 ** math.ceil(math.log10(max(places))))
+                axes.xaxis.set_minor_formatter("")
             if panel.log_y and positive:
                 axes.set_yscale("log", nonpositive="mask")
-            axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
-        legend(figure, every_axes[0])
+            axes.set(title=panel.title, xlabel=panel.x, ylabel=re.sub(r"\^([A-Z]+)", r"$^{\1}$", panel.y))
+        legend(figure, every_axes[0], across=min(3, 1 + len(every_axes)))
         return save_figure(figure, rows_of(figure_panels), folder, name)

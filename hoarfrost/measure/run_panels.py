@@ -39,6 +39,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     marks: Mapping[str, float] = field(default_factory=dict)  # vertical lines
+    apart: bool = False  # points have nothing between them
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ OVER_STEPS: dict[str, tuple[str, tuple[Quantity, ...]]] = {
         (
             Quantity("how far gradients lie apart", "R = Tr Cov / ‖ḡ‖²", ("R",), log=True),
             Quantity("clipped mean along the true one", "c·ḡ / ‖ḡ‖", ("alignment",)),
-            Quantity("lower bound on that, if all are clipped", "C(1 - R/2)", ("alignment_bound",)),
+            Quantity("its lower bound, if all are clipped", "C(1 - R/2)", ("alignment_bound",)),
         ),
     ),
 }
@@ -122,9 +123,8 @@ def panels_for(figure: str, measured: Sequence[Measured], layer: str | None = No
         raise InvalidValue(f"none of these runs measured {kind}: train with --measure {kind}")
     found = [panel for panel in FIGURES[figure](figure, measured, layer) if any(c.points for c in panel.curves)]
     if not found:
-        raise InvalidValue(
-            f"these runs have no numbers for the figure {figure}" + (f" and the layer {layer}" * bool(layer))
-        )
+        of = "" if layer is None else f" of the layer {shown(layer)}: there are {', '.join(_layers(measured[0], kind))}"
+        raise InvalidValue(f"these runs have no numbers for the figure {figure}{of}")
     return found
 
 
@@ -188,7 +188,7 @@ def _counts(figure: str, measured: Sequence[Measured], layer: str | None) -> Ite
             for row in last:
                 curve.add(times, row["coordinates"].get(str(times), 0))
         curves.append(curve)
-    yield Panel("how often coordinates were frozen", "steps in which it was frozen", "coordinates", curves)
+    yield Panel("how often coordinates were frozen", "steps in which it was frozen", "coordinates", curves, apart=True)
 
 
 def _layers(measured: Measured, kind: str) -> list[str]:

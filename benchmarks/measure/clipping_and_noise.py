@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.measure.arms import Rows
-from benchmarks.measure.rows import once, seeds_of
+from benchmarks.measure.rows import figures, once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import Way, gradient, part, plain, seeded, tests
 from hoarfrost import data
@@ -42,8 +43,7 @@ def main(options: argparse.Namespace) -> None:
             for keep in (1.0, KEEP):
                 key = {"seed": seed, "figure": 10, "way": name, "keep": keep}
                 once(rows, key, partial(_trained, way, keep, train, test, seed, 1 if options.quick else EPOCHS))
-    if not options.quick:
-        _figures(list(rows))
+    _figures(list(rows), figures(options))
 
 
 def _fixed(train: TensorDataset, seed: int, batches: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _trained(
     return {"test": [tests(model, test) for _ in way.epochs(model, train, epochs, seed, freeze)]}
 
 
-def _figures(rows: list[dict[str, Any]]) -> None:
+def _figures(rows: list[dict[str, Any]], folder: Path) -> None:
     fixed = [row["steps"] for row in rows if row["figure"] == 9]
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for start in fixed[0]:
@@ -92,7 +92,7 @@ def _figures(rows: list[dict[str, Any]]) -> None:
                 found.setdefault(f"{start}: {what}", {})[name] = line
     marks = {panel: sum(of["SGD"][0.0]) / len(of["SGD"][0.0]) for panel, of in found.items()}
     labels = {panel: panel.partition(": ")[2] for panel in found}
-    draw("clipping-and-noise-9", found, "step on the fixed batch", labels, mark=marks)
+    draw(folder, "clipping-and-noise-9", found, "step on the fixed batch", labels, mark=marks)
     whole: dict[str, dict[str, dict[float, list[float]]]] = {}
     for row in rows:
         if row["figure"] == 10:
@@ -100,4 +100,4 @@ def _figures(rows: list[dict[str, Any]]) -> None:
             line = whole.setdefault(panel, {}).setdefault(row["way"], {})
             for epoch, each in enumerate(row["test"], 1):
                 line.setdefault(epoch, []).append(each["accuracy"])
-    draw("clipping-and-noise-10-12", whole, "epoch", "test accuracy")
+    draw(folder, "clipping-and-noise-10-12", whole, "epoch", "test accuracy")

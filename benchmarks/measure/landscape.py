@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -40,9 +41,8 @@ def main(options: argparse.Namespace) -> None:
                 key = {"seed": seed, "k": k, "phase 1": first.name if k else "none"}
                 once(rows, key, partial(_lines, first, k, seed, train, batches, last))
         once(rows, {"seed": seed, "other seed": seed + 10}, partial(_other_start, seed, train, batches, last))
-    once(rows, {"basin of": "SGD"}, partial(_basin, train, batches, last, count))
-    if not options.quick:
-        _figures(list(rows))
+    once(rows, {"basin of": "SGD"}, partial(_basin, train, batches, last, count, figures(options)))
+    _figures(list(rows), figures(options))
 
 
 def _ends(first: Way, k: int, seed: int, train: TensorDataset, last: int) -> dict[str, nn.Module]:
@@ -65,13 +65,13 @@ def _other_start(seed: int, train: TensorDataset, batches: Any, last: int) -> di
     return {"pairs": {"SGD 1 and SGD 2": _told(connectivity(one, other, batches))}}
 
 
-def _basin(train: TensorDataset, batches: Any, last: int, count: int) -> dict[str, Any]:
+def _basin(train: TensorDataset, batches: Any, last: int, count: int, folder: Path) -> dict[str, Any]:
     """Figure 4: as far in random directions as to the other model of the same basin; and the surfaces of both ways."""
     ends = _ends(SGD, 2 if count == 100 else 1, SEEDS[0], train, last)
     way = connectivity(ends["SGD 1"], ends["SGD 2"], batches)
     around = random_directions(ends["SGD 1"], batches, distance=way.distance, count=count, points=10)
     surfaces = {f"{name} in phase 2": loss_surface(ends[f"{name} 1"], batches, points=15) for name in ("SGD", "DP-SGD")}
-    surface_figure(surfaces, figures(), "landscape-surface", loss="mean training loss")
+    surface_figure(surfaces, folder, "landscape-surface", loss="mean training loss")
     return {
         "towards": _told(way), "distances": around.distances, "losses": around.losses,
         "largest cosine": around.largest_cosine, "rises": around.rises,
@@ -88,18 +88,18 @@ def _line(told: dict[str, Any]) -> Connectivity:
     return Connectivity(alphas=tuple(told["alphas"]), losses=tuple(told["losses"]), distance=told["distance"])
 
 
-def _figures(rows: list[dict[str, Any]]) -> None:
+def _figures(rows: list[dict[str, Any]], folder: Path) -> None:
     lines = [row for row in rows if "k" in row]
-    seed = SEEDS[0]
+    seed = lines[0]["seed"]
     other = {f"seeds {r['seed']} and {r['other seed']}": _line(r["pairs"]["SGD 1 and SGD 2"])
              for r in rows if "other seed" in r}  # fmt: skip
-    connectivity_figure(other, figures(), "landscape-3-other-starts")
+    connectivity_figure(other, folder, "landscape-3-other-starts")
     basin = next(row for row in rows if "basin of" in row)
     around = Directions(
         distances=tuple(basin["distances"]), losses=tuple(map(tuple, basin["losses"])),
         largest_cosine=basin["largest cosine"],
     )  # fmt: skip
-    directions_figure(around, figures(), "landscape-4-directions", towards=_line(basin["towards"]))
+    directions_figure(around, folder, "landscape-4-directions", towards=_line(basin["towards"]))
     panels: dict[str, dict[str, dict[float, list[float]]]] = {}
     for row in lines:
         for first in ("SGD", "DP-SGD") if row["phase 1"] == "none" else (row["phase 1"],):
@@ -107,12 +107,17 @@ def _figures(rows: list[dict[str, Any]]) -> None:
             for name in ("SGD", "DP-SGD"):
                 line = panel.setdefault(f"phase 2: {name}, twice", {})
                 line.setdefault(row["k"], []).append(row["pairs"][f"{name} 1 and {name} 2"]["instability"])
-    draw("landscape-5-instability", panels, "k: epochs of phase 1", "linear interpolation instability")
+    draw(folder, "landscape-5-instability", panels, "k: epochs of phase 1", "linear interpolation instability")
     for number, pair in ((6, "SGD 1 and DP-SGD 1"), (7, "SGD 1 and DP-SGD 1")):
         first = {6: "SGD", 7: "DP-SGD"}[number]
         found = {f"k = {r['k']}": _line(r["pairs"][pair]) for r in lines
                  if r["seed"] == seed and r["phase 1"] in (first, "none")}  # fmt: skip
-        connectivity_figure(found, figures(), f"landscape-{number}-{first}-first")
-    found = {f"phase 1 {r['phase 1']}, phase 2 {name}": _line(r["pairs"][f"start and {name} 1"])
-             for r in lines if r["seed"] == seed and r["k"] == KS[-1] for name in ("SGD", "DP-SGD")}  # fmt: skip
-    connectivity_figure(found, figures(), "landscape-8-start-to-end")
+        connectivity_figure(found, folder, f"landscape-{number}-{first}-first")
+    latest = max(row["k"] for row in lines)
+    found = {
+        f"phase 1 {row['phase 1']}, phase 2 {name}": _line(row["pairs"][f"start and {name} 1"])
+        for row in lines
+        if row["seed"] == seed and row["k"] == latest
+        for name in ("SGD", "DP-SGD")
+    }
+    connectivity_figure(found, folder, "landscape-8-start-to-end")

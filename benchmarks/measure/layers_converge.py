@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import hoarfrost
 from benchmarks.measure.arms import Rows
-from benchmarks.measure.rows import once, seeds_of
+from benchmarks.measure.rows import figures, once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import DELTA, part, seeded, tests
 from hoarfrost import data
@@ -40,8 +41,7 @@ def main(options: argparse.Namespace) -> None:
         for name in SETTINGS:
             once(rows, {"way": name, "seed": seed}, partial(_run, name, seed, train, test, steps, every))
     _told(list(rows))
-    if not options.quick:
-        _figures(list(rows))
+    _figures(list(rows), figures(options))
 
 
 def _run(name: str, seed: int, train: TensorDataset, test: TensorDataset, steps: int, every: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _told(rows: list[dict[str, Any]]) -> None:
             print(f"{row['way']}, seed {row['seed']}, {kind}: half of the way after {halves} steps")
 
 
-def _figures(rows: list[dict[str, Any]]) -> None:
+def _figures(rows: list[dict[str, Any]], folder: Path) -> None:
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for row in rows:
         for kind, of in row["scores"].items():
@@ -83,4 +83,4 @@ def _figures(rows: list[dict[str, Any]]) -> None:
             for step, scores in of.items():
                 for layer, label in LAYERS.items():
                     panel.setdefault(label, {}).setdefault(int(step), []).append(1 - scores[layer])
-    draw("layers-converge", found, "step", "1 − similarity with the last step")
+    draw(folder, "layers-converge", found, "step", "1 − similarity with the last step")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,7 @@ def main(options: argparse.Namespace) -> None:
         for number in BATCHES[:count]:
             for share in SHARES[:count]:
                 key = {"weights": weights, "batch": number, "R / longest": share}
-                once(rows, key, partial(_run, model, train, number, share, examples, steps, weights))
+                once(rows, key, partial(_run, model, train, number, share, examples, steps, weights, figures(options)))
     for row in rows:
         print({name: value for name, value in row.items() if name != "table"})
         for each in row["table"]:
@@ -44,13 +45,20 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _run(
-    model: nn.Module, train: TensorDataset, number: int, share: float, examples: int, steps: int, weights: str
-) -> dict[str, Any]:
+    model: nn.Module,
+    train: TensorDataset,
+    number: int,
+    share: float,
+    examples: int,
+    steps: int,
+    weights: str,
+    folder: Path,
+) -> dict[str, Any]:  # fmt: skip
     x, y = (t[number * examples : (number + 1) * examples] for t in train.tensors)
     batch = TangentKernels(plain(model), x, y)
     found = clipped_flows(batch, share * batch.longest_gradient, steps=steps, step=STEP)
     if number == 0 and share == SHARES[0]:
-        ntk_figure(found, figures(), f"ntk-{weights.replace(' ', '-')}")
+        ntk_figure(found, folder, f"ntk-{weights.replace(' ', '-')}")
     return {"table": [_row(each) for each in found]}
 
 

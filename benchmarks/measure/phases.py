@@ -9,13 +9,14 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.measure.arms import Rows
-from benchmarks.measure.rows import once, seeds_of
+from benchmarks.measure.rows import figures, once, seeds_of
 from benchmarks.measure.spread import draw
 from benchmarks.measure.ways import Way, part, plain, seeded, tests
 from hoarfrost import data
@@ -60,8 +61,7 @@ def main(options: argparse.Namespace) -> None:
             for first in (setting.sgd, setting.dp_sgd):
                 key = {"setting": name, "seed": seed, "phase 1": first.name}
                 once(rows, key, partial(_run, setting, first, train, test, k, epochs, seed))
-    if not options.quick:
-        _figure(list(rows))
+    _figure(list(rows), figures(options))
 
 
 def _run(
@@ -81,7 +81,7 @@ def _run(
     return {"k": k, "phase 2": curves}
 
 
-def _figure(rows: list[dict[str, Any]]) -> None:
+def _figure(rows: list[dict[str, Any]], folder: Path) -> None:
     for number, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
         found: dict[str, dict[str, dict[float, list[float]]]] = {"training loss": {}, "test accuracy": {}}
         for row in rows:
@@ -90,4 +90,4 @@ def _figure(rows: list[dict[str, Any]]) -> None:
                     line = found[panel].setdefault(f"{row['phase 1']}, then {second}", {})
                     for epoch, each in enumerate(curve if row["setting"] == setting else (), 1):
                         line.setdefault(epoch, []).append(each[of][what])
-        draw(f"phases-{number}", found, "epoch", {"training loss": setting, "test accuracy": setting})
+        draw(folder, f"phases-{number}", found, "epoch", {"training loss": setting, "test accuracy": setting})

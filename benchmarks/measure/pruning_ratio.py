@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.arms import Rows
-from benchmarks.measure.rows import once, seeds_of
+from benchmarks.measure.rows import figures, once, seeds_of
 from benchmarks.measure.spread import draw
 from hoarfrost.measure import SignalAndNoise, pruning_on_signal_and_noise
 
@@ -24,8 +25,7 @@ def main(options: argparse.Namespace) -> None:
         once(rows, {"seed": seed}, partial(_run, seed))
     for row in rows:
         print(f"seed {row['seed']}: R at the start", {keep: round(of["R"][0], 1) for keep, of in row["keep"].items()})
-    if not options.quick:
-        _figure(list(rows))
+    _figure(list(rows), figures(options))
 
 
 def _run(seed: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _run(seed: int) -> dict[str, Any]:
     }
 
 
-def _figure(rows: list[dict[str, Any]]) -> None:
+def _figure(rows: list[dict[str, Any]], folder: Path) -> None:
     found: dict[str, dict[str, dict[float, list[float]]]] = {"R": {}, "loss": {}}
     for row in rows:
         for keep, of in row["keep"].items():
@@ -46,4 +46,4 @@ def _figure(rows: list[dict[str, Any]]) -> None:
                 line = values.setdefault(f"{float(keep):.0%} of W₁ kept", {})
                 for step, value in enumerate(of[panel]):
                     line.setdefault(step, []).append(value)
-    draw("pruning-ratio", found, "step", {"R": "R = Tr Cov / ‖ḡ‖²", "loss": "loss"}, log=True)
+    draw(folder, "pruning-ratio", found, "step", {"R": "R = Tr Cov / ‖ḡ‖²", "loss": "loss"}, log=True)

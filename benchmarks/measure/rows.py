@@ -21,7 +21,8 @@ def seeds_of(options: argparse.Namespace, seeds: Sequence[int]) -> Sequence[int]
     return options.seed or seeds[: 1 if options.quick else None]
 
 
-def figures() -> Path:
-    """Where figures go: below a folder that git ignores."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    return RUNS
+def figures(options: argparse.Namespace) -> Path:
+    """Where figures go: below a folder that git ignores; those of a quick run apart from the others."""
+    folder = RUNS / "quick" if options.quick else RUNS
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

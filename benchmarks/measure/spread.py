@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from benchmarks.measure.rows import figures
 from hoarfrost.measure.figures import drawing, legend, lines, panels, save_figure
 
 Line = Mapping[float, Sequence[float]]  # from a place on the horizontal axis to a value for each seed
 
 
 def draw(
-    name: str, found: Mapping[str, Mapping[str, Line]], across: str, ylabel: str | Mapping[str, str], *,
+    folder: Path, name: str, found: Mapping[str, Mapping[str, Line]], across: str, ylabel: str | Mapping[str, str], *,
     log: bool = False, mark: Mapping[str, float] | None = None,
 ) -> None:  # fmt: skip
     """One panel for each of them, with its lines.
@@ -42,4 +42,4 @@ def draw(
             if log:
                 axes.set_yscale("log")
         legend(figure, grid[0], across=2)
-        save_figure(figure, rows, figures(), name)
+        save_figure(figure, rows, folder, name)

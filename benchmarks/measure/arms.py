@@ -14,6 +14,7 @@ from hoarfrost.files import replace_file
 from hoarfrost.measure.measurement import Row
 from hoarfrost.measure.run_rows import FILE, read_rows
 from hoarfrost.train import RunResult, read_recipe, run
+from hoarfrost.untrusted import line
 
 RESULTS = Path(__file__).parents[1] / "results" / "measure"
 RUNS = Path("runs-measure") / "not-private"
@@ -36,10 +37,13 @@ class Rows:
         """Whether there is a row with these entries."""
         return any(all(row.get(name) == value for name, value in key.items()) for row in self._rows)
 
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
     def add(self, row: Row) -> None:
         """Writes it at once."""
         self._rows.append(row)
-        print(json.dumps(row), flush=True)
+        print(line(json.dumps(row)), flush=True)
         if not self.quick:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             text = "[\n" + ",\n".join(map(json.dumps, self._rows)) + "\n]\n"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost import validate
+from hoarfrost.measure.bounds import gradient_ratio
 
 
 class Layers(NamedTuple):
@@ -88,8 +89,9 @@ class SignalAndNoise:
 
     def ratio(self, layers: Layers, mask: Tensor) -> float:
         """R = Tr Cov / ‖ḡ‖² of the examples' gradients, over all that is not pruned; infinite where their mean is 0."""
-        mean = sum(float(part.square().sum()) for part in self.gradient(layers, mask))
-        return self.mean_square(layers, mask) / mean - 1 if mean > 0 else math.inf
+        mean = math.hypot(*(float(part.norm()) for part in self.gradient(layers, mask)))
+        found = gradient_ratio(self.mean_square(layers, mask), mean)
+        return math.inf if found is None else found
 
     def mean_square(self, layers: Layers, mask: Tensor) -> float:
         """E ‖g‖² = E (w·z - 1)²·zᵀAz: both factors are quadratic in a Gaussian, so that Isserlis' theorem gives it."""
@@ -146,7 +148,7 @@ def pruning_on_signal_and_noise(
     *,
     steps: int = 300,
     lr: float = 0.1,
-    pretraining: int = 3000,
+    pretraining: int = 1000,
     seed: int = 0,
 ) -> tuple[Descent, list[Descent]]:
     """How R changes when the first layer is pruned by magnitude.

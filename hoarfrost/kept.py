@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -22,6 +23,18 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether one of the patterns means this name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@contextmanager
+def random_states_held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Whatever is drawn meanwhile, the random numbers of torch, numpy and Python that follow are the same."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def refusal(kind: str, name: str, what: str, note: str = "") -> NotPrivate:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hoarfrost.clipping import Clipping
+from hoarfrost.info import RunInfo
+from hoarfrost.masks import Masks
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,19 @@ class Sums:
         factors: by which the gradients are multiplied, [examples, blocks].
         clipping: how this logical batch is clipped.
         clipped: the sum of the clipped gradients of this pass, by parameter name.
-        unclipped: computes the sum of the gradients as they are, by parameter name. Only while `on_sums` runs.
+        weighted: computes the sum of the gradients as they are, each times its weight, by parameter name, from weights
+            [examples, blocks]. Only while `on_sums` runs. An example without a finite norm is left out.
     """
 
     norms: Tensor
     factors: Tensor
     clipping: Clipping
     clipped: Mapping[str, Tensor]
-    unclipped: Callable[[], Mapping[str, Tensor]]
+    weighted: Callable[[Tensor], Mapping[str, Tensor]]
+
+    def unclipped(self) -> Mapping[str, Tensor]:
+        """The sum of the gradients as they are, by parameter name. Only while `on_sums` runs."""
+        return self.weighted(torch.ones_like(self.factors))
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Released:
         gradients: the same with noise, over the expected batch size: what the inner optimizer is handed.
         statistics: noisy sums of the clipping's statistics, by name.
         stds: of the noise on each parameter's sum, by name (by the encoding's names, where there is one).
+        masks: of the parameters of which the freezer leaves some coordinates, or all, out of this step.
+        info: what may be known of the run: shapes, layers, and what the sums are divided by.
     """
 
     step: int
@@ -51,10 +61,13 @@ class Released:
     gradients: Mapping[str, Tensor]
     statistics: Mapping[str, float]
     stds: Mapping[str, float]
+    masks: Masks
+    info: RunInfo
 
 
 class Observer:
-    """Is shown every step; `Private.observe` adds one. A subclass overrides what it wants to see.
+    """Is shown the steps that it looks at, by default all; `Private.observe` adds one. A subclass overrides what it
+    wants to see.
 
     The tensors it is handed are the step's own: what shall last must be copied, and nothing may be changed.
 
@@ -64,8 +77,12 @@ class Observer:
     ...         self.longest = max(self.longest, float(sums.norms.max()))
     """
 
+    def looks(self, step: int) -> bool:
+        """Whether it is to be shown this step, counted from 0. In the others nothing is computed for it."""
+        return True
+
     def on_sums(self, sums: Sums) -> None:
-        """After every backward pass."""
+        """After every backward pass of a step that it looks at."""
 
     def on_release(self, released: Released) -> None:
-        """In every step, before the inner optimizer moves the weights."""
+        """In every step that it looks at, before the inner optimizer moves the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.clipping.settings import TABLE, Style
 from tests.support.clipping import CASES, PLAIN, Case, Run
 
 BY_CASE = {case.name: case for case in CASES}
+STYLES = {style.name: style for style in TABLE}
 SOME = ["plain", "chunks, mean", "views in chunks", "elements frozen", "layers frozen", "float64", "tied weights"]
 every_style = pytest.mark.parametrize("style", TABLE, ids=repr)
 
@@ -36,11 +38,7 @@ class Watching(Observer):
         copies = {
             kind: {name: t.clone() for name, t in getattr(released, kind).items()} for kind in ("clipped", "gradients")
         }
-        self.steps.append(
-            Released(
-                released.step, released.clipping, statistics=released.statistics, stds=released.stds, **copies
-            )
-        )  # fmt: skip
+        self.steps.append(replace(released, **copies))
 
 
 def unclipped_sum(run: Run, rows: Tensor) -> dict[str, Tensor]:
@@ -140,6 +138,62 @@ def test_chunks_that_are_shown_add_up_to_the_release() -> None:
         torch.testing.assert_close(total, sum(clipped[name] for *_, clipped, _ in watching.passes))
 
 
+@pytest.mark.parametrize("name", ["plain", "chunks, mean", "views in chunks", "elements frozen", "float64"])
+def test_gradients_are_summed_with_any_weights(name: str) -> None:
+    run = Run(STYLES["PerLayer(Local)"], BY_CASE[name])
+    weights: list[Tensor] = []
+    found: list[dict[str, Tensor]] = []
+
+    class Weighing(Observer):
+        def on_sums(self, sums: Sums) -> None:
+            weights.append(torch.linspace(-1, 2, sums.norms.numel()).view(sums.norms.shape))
+            found.append(dict(sums.weighted(weights[-1])))
+
+    run.private.observe(Weighing())
+    block_of = None
+    for x in run.private.loader:
+        per_example = run.gradients(x)
+        run.backward(x)
+        block_of = run.private.optimizer.engine.clipping.block_of
+        for parameter, total in found[-1].items():
+            each = weights[-1][:, block_of[parameter]]
+            want = sum(float(w) * g[parameter] for w, g in zip(each, per_example, strict=True))
+            torch.testing.assert_close(total, want, rtol=2e-4, atol=2e-5, check_dtype=False)
+        run.private.optimizer.step()
+    assert block_of is not None
+    assert len(found) >= 1
+
+
+def test_an_observer_is_shown_the_steps_that_it_looks_at_and_no_others() -> None:
+    class EverySecond(Watching):
+        def looks(self, step: int) -> bool:
+            return step % 2 == 1
+
+    run, always, second = Run(TABLE[0], BY_CASE["chunks, mean"]), Watching(), EverySecond()
+    run.private.observe(second)
+    run.private.observe(always)
+    list(run.steps(4))
+    assert [released.step for released in always.steps] == [0, 1, 2, 3]
+    assert [released.step for released in second.steps] == [1, 3]
+    assert len(always.passes) == 2 * len(second.passes) > 4
+    per_step = len(second.passes) // 2
+    for mine, (norms, *_) in zip(second.passes, always.passes[per_step : 2 * per_step], strict=False):
+        assert torch.equal(mine[0], norms)
+
+
+@pytest.mark.parametrize("name", ["elements frozen", "layers frozen", "plain"])
+def test_a_release_says_what_is_frozen_and_what_sums_are_divided_by(name: str) -> None:
+    run, watching = Run(TABLE[0], BY_CASE[name]), Watching()
+    run.private.observe(watching)
+    list(run.steps(1))
+    (released,) = watching.steps
+    assert released.info.expected_batch == run.private.expected_batch
+    for parameter, live in run.masks.items():
+        mask = released.masks.get(parameter, True)
+        written = torch.full(live.shape, mask) if isinstance(mask, bool) else mask.mask
+        assert torch.equal(written, live)
+
+
 # Observing changes nothing.
 
 
@@ -169,6 +223,10 @@ def test_without_observers_nothing_is_computed_for_them(monkeypatch: pytest.Monk
         def on_sums(self, sums: Sums) -> None:
             assert set(sums.clipped) == {name for name, _ in run.model.named_parameters()}
 
+    class Elsewhere(Watching):
+        def looks(self, step: int) -> bool:
+            return False
+
     calls: list[str] = []
     made: list[type] = []  # what is made for observers
     for where, kind in (("hoarfrost.gradients.engine.Sums", Sums), ("hoarfrost.optim.private.Released", Released)):
@@ -181,7 +239,8 @@ def test_without_observers_nothing_is_computed_for_them(monkeypatch: pytest.Monk
         if "weighted_sum" in vars(kind):
             monkeypatch.setattr(kind, "weighted_sum", counting(kind.weighted_sum, calls, depth))
     counts = {}
-    for name, observers in {"none": [], "glancing": [Glancing()], "asking": [Watching()]}.items():
+    several: dict[str, list[Observer]] = {"none": [], "not looking": [Elsewhere()], "glancing": [Glancing()]}
+    for name, observers in {**several, "asking": [Watching()]}.items():
         calls.clear()
         run = Run(TABLE[0], Case("chunks", chunk=4))
         for observer in observers:
@@ -189,11 +248,12 @@ def test_without_observers_nothing_is_computed_for_them(monkeypatch: pytest.Monk
         for x in run.private.loader:
             run.backward(x)
             run.private.optimizer.step()
-        assert bool(made) == bool(observers)
+        assert bool(made) == (name in ("glancing", "asking"))
         counts[name] = len(calls)
     passes, parameters = 3, len(list(run.model.parameters()))
     assert counts == {
         "none": passes * parameters,
+        "not looking": passes * parameters,
         "glancing": passes * parameters,
         "asking": 2 * passes * parameters,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +12,7 @@ from hoarfrost.budget import Gaussian, Ledger, Release, as_gaussian, epsilon
 from hoarfrost.budget.entry import Entry
 from hoarfrost.budget.events import from_dict
 from hoarfrost.errors import HoarfrostError, InvalidValue
-from hoarfrost.untrusted import size_of
-
-MAX_BYTES = 1 << 24  # of a JSON file in a run folder
+from hoarfrost.train.folder import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +92,3 @@ def _disagreements(
         charged = sum(entry.reserved for entry in ours if replace(entry.spent, steps=1) == kind)
         if sum(event.steps for event in paid if replace(event, steps=1) == kind) < charged:
             yield f"the ledger charged more than the run states: {replace(kind, steps=charged)}"
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of a run folder."""
-    path = folder / name
-    if size_of(path, "file") > MAX_BYTES:
-        raise InvalidValue(f"{path} is larger than {MAX_BYTES >> 20} MiB: it is not a file of a run folder")
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidValue(f"cannot read {path} as JSON") from error
-    if not isinstance(found, dict):
-        raise InvalidValue(f"{path} does not hold a JSON object: it is not a file of a run folder")
-    return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hoarfrost.audit.canaries import AsInRun, ByFreezer, Freezing, InOneStep, stages
 from hoarfrost.audit.ledger_audit import ledger as audit_ledger
-from hoarfrost.audit.ledger_audit import read_json
 from hoarfrost.audit.noise_audit import noise
 from hoarfrost.audit.one_run_audit import one_run, refuse_texts
 from hoarfrost.audit.result import Audit
@@ -19,15 +19,14 @@ from hoarfrost.audit.sampling_audit import sampling, sufficient_size
 from hoarfrost.audit.sensitivity_audit import sensitivity
 from hoarfrost.audit.step_audit import step
 from hoarfrost.budget import Ledger
-from hoarfrost.budget.events import from_dict
 from hoarfrost.data import Texts
-from hoarfrost.errors import InvalidValue
 from hoarfrost.models import outputs_of
 from hoarfrost.recipes import networks, optimizers
 from hoarfrost.recipes.loading import read_recipe
 from hoarfrost.recipes.losses import Loss
 from hoarfrost.recipes.schema import Recipe
 from hoarfrost.train.folder import RunFolder
+from hoarfrost.train.loading import as_calibrated
 from hoarfrost.train.prepare import Parts, Prepared, device_for, surroundings
 
 
@@ -66,19 +65,13 @@ def run_suite(
     recipe = subject.recipe
     if canaries is not None:
         refuse_texts(recipe)
-    multiplier, releases = None, []
+    changes: dict[str, Any] = {}
     if subject.folder is not None:
         yield audit_ledger(subject.folder, key)
-        facts = read_json(subject.folder, "run.json")
-        multiplier, releases = facts.get("noise_multiplier"), facts.get("releases", [])
-        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
-            raise InvalidValue(f"{subject.folder / 'run.json'} does not state the noise multiplier")
+        changes = as_calibrated(subject.folder)
     with surroundings(recipe):
         where = device_for(device)
         parts = Parts.build(recipe, where)
-        changes = {} if multiplier is None else {
-            "epsilon": None, "noise_multiplier": multiplier, "solved": [from_dict(each) for each in releases]
-        }  # fmt: skip
         run = parts.prepare(parts.solve(**changes))
         # A rate below 1e-4 would take too long to measure: the same code is tested at a larger one.
         rate = max(run.private.sample_rate, 1e-4)

@@ -17,6 +17,7 @@ from hoarfrost.budget.key import make_key as make_key
 from hoarfrost.budget.key import read_key as read_key
 from hoarfrost.budget.ledger import Ledger as Ledger
 from hoarfrost.budget.plan import Plan as Plan
+from hoarfrost.budget.privacy_profile import profile as profile
 from hoarfrost.budget.readout import Readout as Readout
 from hoarfrost.budget.shares import PlannedRelease as PlannedRelease
 from hoarfrost.budget.shares import PlannedShare as PlannedShare

@@ -1,7 +1,7 @@
 """Accounting by privacy loss distributions: dp-accounting's, on a grid that suits the mechanisms at hand."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from typing import Any
@@ -45,6 +45,9 @@ ROUNDING = 3e-17
 # Losses that all steps together meet with probability TAIL · delta count as infinite. At small rates most of the range
 # is such losses: without them the grid is up to ten times finer in the same time.
 TAIL = 1e-3
+
+# The delta that a whole profile is made for: TAIL of it is added to every other one.
+SMALLEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,18 @@ def epsilon(mechanisms: Mapping[DpEvent, int], delta: float, points: float = POI
     with np.errstate(over="ignore"):  # an epsilon above 700 may come out infinite
         result = float(together.get_epsilon_for_delta(delta - noise))
     return result if math.isfinite(result) else _rdp.epsilon(mechanisms, delta)
+
+
+def deltas(mechanisms: Mapping[DpEvent, int], epsilons: Sequence[float]) -> tuple[float, ...]:
+    """The delta of each epsilon; 1 where no grid can hold the mechanisms."""
+    sampled = _sampled(mechanisms, SMALLEST)
+    interval = _interval(sampled)
+    if interval > 500:
+        return (1.0,) * len(epsilons)
+    noise = NOISE + NOISE_PER_STEP * sum(each.steps for each in sampled)
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond an epsilon of 700, e^ε is infinite
+        found = _together(tuple(sampled), interval).get_delta_for_epsilon(np.array(epsilons, dtype=float))
+    return tuple(float(each) for each in np.clip(np.nan_to_num(found, nan=1.0) + noise, 0, 1))
 
 
 def _sampled(mechanisms: Mapping[DpEvent, int], delta: float) -> list[Sampled]:

@@ -1,7 +1,6 @@
 """`hoarfrost measure`: what trained models are worth beyond their accuracy."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,17 +34,17 @@ def calibration(
         raise InvalidValue(f"there is a file at {shown_path(out)} already; choose another --out, or remove it first")
     if not os.path.isdir(out.parent):
         raise InvalidValue(f"there is no folder {shown_path(out.parent)} for the figure; choose another --out")
-    found = {label: read_calibration(run) for label, run in zip(_labels(runs), runs, strict=True)}
+    found = {label: read_calibration(run) for label, run in zip(labels_of(runs), runs, strict=True)}
     _print(found)
     figure = reliability_diagram(found)
     replace_file(out, lambda draft: draft.write_text(figure, "utf-8"))
     print(f"\nwrote {shown_path(out)}")
 
 
-def _labels(runs: "Sequence[Path]") -> list[str]:
+def labels_of(runs: "Sequence[Path]") -> list[str]:
     """Each folder's name, with as many of the folders above it as it takes to tell it from the others.
 
-    >>> _labels([Path("/a/first"), Path("/a/x/last"), Path("/b/x/last")])
+    >>> labels_of([Path("/a/first"), Path("/a/x/last"), Path("/b/x/last")])
     ['first', 'a/x/last', 'b/x/last']
     """
     from hoarfrost.errors import InvalidValue
@@ -64,29 +63,20 @@ def _labels(runs: "Sequence[Path]") -> list[str]:
 
 
 def _print(found: "Mapping[str, Calibration]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from hoarfrost.cli.table import print_table
 
-    from hoarfrost.untrusted import line
-
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # characters that the terminal cannot show
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("run", overflow="fold")
-    for name in ("examples", "accuracy", "NLL", "Brier", "ECE", "MCE"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, each in found.items():
-        table.add_row(
-            Text(line(label)),
-            str(each.examples),
-            f"{each.accuracy:.1%}",
-            f"{each.nll:.3f}",
-            f"{each.brier:.3f}",
-            f"{each.ece:.1%}",
-            f"{each.mce:.1%}",
-        )
-    console = Console(highlight=False, markup=False, emoji=False)
-    # Narrower than 80 columns, numbers would be cut. Without a terminal nothing is: a run is one line.
-    console.width = max(80, console.width) if console.is_terminal else 1000
-    console.print(table)
+    print_table(
+        ("run", "examples", "accuracy", "NLL", "Brier", "ECE", "MCE"),
+        (
+            (
+                label,
+                str(each.examples),
+                f"{each.accuracy:.1%}",
+                f"{each.nll:.3f}",
+                f"{each.brier:.3f}",
+                f"{each.ece:.1%}",
+                f"{each.mce:.1%}",
+            )
+            for label, each in found.items()
+        ),
+    )

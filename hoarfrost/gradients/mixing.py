@@ -22,6 +22,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -277,13 +278,18 @@ def _differ(a: Tensor, b: Tensor, dim: int, here: Part, there: Part, tolerance: 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     if a.is_complex() and b.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * _size(a), equal_nan=True)
+    if torch.equal(a, b):  # as most are
+        return True
+    return a.is_floating_point() and torch.allclose(a, b, rtol=tolerance, atol=tolerance * _size(a), equal_nan=True)
 
 
 def _size(a: Tensor) -> float:
-    finite = a.detach()[a.detach().isfinite()]
+    """The largest of its numbers, of those that are finite."""
+    a = a.detach()
+    largest = float(a.abs().max()) if a.numel() else 1.0
+    if math.isfinite(largest):
+        return largest
+    finite = a[a.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 1.0
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
 from hoarfrost.gradients.sites import Sizes
+from hoarfrost.kept import random_states_held as random_states_held
 from hoarfrost.nested import parts
 
 if TYPE_CHECKING:
@@ -168,22 +168,12 @@ def seed_all(seed: int, devices: Iterable[torch.device] = ()) -> None:
             torch.cuda.manual_seed(seed)
 
 
-@contextmanager
-def random_states_held(devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Whatever is drawn meanwhile, the random numbers of torch, numpy and Python that follow are the same."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
 def random_states(devices: Iterable[torch.device] = ()) -> list[Any]:
     """What shows whether random numbers were drawn."""
-    on_devices = [torch.cuda.get_rng_state(device).tolist() for device in devices]
-    return [torch.get_rng_state().tolist(), *on_devices, random.getstate(), repr(np.random.get_state())]
+    on_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    numpy = np.random.get_state(legacy=False)
+    words = numpy["state"].pop("key").tobytes()
+    return [*(bytes(state.numpy()) for state in on_torch), random.getstate(), words, numpy]
 
 
 def locate(engine: Engine, two: Seen, three: Seen) -> dict[Place, tuple[int | None, ...]]:

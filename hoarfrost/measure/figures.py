@@ -61,7 +61,8 @@ def panels(count: int, *, across: int = 3) -> tuple[Figure, list[Axes]]:
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     grid = figure.add_gridspec(rows, across)
     axes = [figure.add_subplot(grid[divmod(number, across)]) for number in range(count)]
-    figure.supxlabel(MARK, fontsize="small", color="#A00000", x=0.01, ha="left")
+    # Above: the legend below may have any number of rows.
+    figure.suptitle(MARK, fontsize="small", color="#A00000", x=0.01, ha="left")
     return figure, axes
 
 
@@ -95,23 +96,35 @@ def save_figure(
         Nothing is written outside of a folder called ``not-private``, and the figure itself says that it is not
         private: it is refused if it has lost its mark.
     """
+    _check(rows, folder)
+    if not any(text.get_text() == MARK for text in figure.texts):
+        raise InvalidValue("this figure does not say that it is not private: make it with hoarfrost.measure's panels()")
+    folder.mkdir(exist_ok=True)
+    svg, png = (folder / f"{name}.{kind}" for kind in ("svg", "png"))
+    replace_file(svg, lambda draft: figure.savefig(draft, format="svg", metadata={"Date": None, "Creator": None}))
+    replace_file(png, lambda draft: figure.savefig(draft, format="png", dpi=150))
+    return svg, png, save_rows(rows, folder, name)
+
+
+def save_rows(rows: Sequence[Mapping[str, object]], folder: Path, name: str) -> Path:
+    """Writes numbers alone, as CSV, in the same places as `save_figure`; returns the path."""
+    _check(rows, folder)
+    folder.mkdir(exist_ok=True)
+    table = folder / f"{name}.csv"
+    replace_file(table, lambda draft: _write(draft, rows))
+    return table
+
+
+def _check(rows: Sequence[Mapping[str, object]], folder: Path) -> None:
     if FOLDER not in folder.resolve().parts:
         raise InvalidValue(
             f"{shown_path(folder)} is not below a folder called {FOLDER}: this figure is about private data and must "
             f"not be released. Give a folder called {FOLDER}, as every run has one"
         )
-    if not any(text.get_text() == MARK for text in figure.texts):
-        raise InvalidValue("this figure does not say that it is not private: make it with hoarfrost.measure's panels()")
     if not rows:
         raise InvalidValue("a figure needs numbers, got none")
     if not folder.parent.is_dir():
         raise InvalidValue(f"there is no folder {shown_path(folder.parent)} for the figure")
-    folder.mkdir(exist_ok=True)
-    svg, png, table = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
-    replace_file(svg, lambda draft: figure.savefig(draft, format="svg", metadata={"Date": None, "Creator": None}))
-    replace_file(png, lambda draft: figure.savefig(draft, format="png", dpi=150))
-    replace_file(table, lambda draft: _write(draft, rows))
-    return svg, png, table
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

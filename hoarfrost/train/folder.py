@@ -18,7 +18,9 @@ from torch import nn
 from hoarfrost.budget._journal import lock
 from hoarfrost.errors import HoarfrostError, InvalidValue
 from hoarfrost.files import replace_file
+from hoarfrost.untrusted import size_of
 
+MAX_BYTES = 1 << 24  # of a JSON file in a run folder
 NOT_PRIVATE = """\
 The figures in this folder were computed on the private training data without noise.
 No epsilon covers them: they must not be released. Delete the folder before you share the run.
@@ -127,6 +129,20 @@ class RunFolder:
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         replace_file(self.path / name, write)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a run folder."""
+    path = folder / name
+    if size_of(path, "file") > MAX_BYTES:
+        raise InvalidValue(f"{path} is larger than {MAX_BYTES >> 20} MiB: it is not a file of a run folder")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidValue(f"cannot read {path} as JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidValue(f"{path} does not hold a JSON object: it is not a file of a run folder")
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -86,3 +86,74 @@ def ece(pairs: Sequence[tuple[float, bool]], edges: Sequence[float]) -> float:
 def mce(pairs: Sequence[tuple[float, bool]], edges: Sequence[float]) -> float:
     """The largest gap."""
     return max(gap for _, gap in gaps(pairs, edges))
+
+
+def auc(members: Sequence[float], non_members: Sequence[float]) -> float:
+    """Of all pairs of a member and a non-member, those in which the member's score is larger; ties count half."""
+    won = 0.0
+    for member in members:
+        for other in non_members:
+            won += 1 if member > other else 0.5 if member == other else 0
+    return won / (len(members) * len(non_members))
+
+
+def roc(members: Sequence[float], non_members: Sequence[float]) -> list[tuple[float, float]]:
+    """False and true positive rate of "at least this score", for every score; first of all nobody."""
+    points = [(0.0, 0.0)]
+    for score in sorted({*members, *non_members}, reverse=True):
+        false = sum(1 for other in non_members if other >= score) / len(non_members)
+        true = sum(1 for member in members if member >= score) / len(members)
+        points.append((false, true))
+    return points
+
+
+def tpr_at(members: Sequence[float], non_members: Sequence[float], fpr: float) -> float:
+    """The largest true positive rate of a threshold with at most this false positive rate."""
+    return max(true for false, true in roc(members, non_members) if false <= fpr)
+
+
+def delong_variance(members: Sequence[float], non_members: Sequence[float]) -> float:
+    """The variance of `auc` after DeLong: how its terms for single members and non-members spread."""
+
+    def spread(terms: Sequence[float]) -> float:
+        mean = sum(terms) / len(terms)
+        return sum((term - mean) ** 2 for term in terms) / (len(terms) - 1) / len(terms)
+
+    return spread([auc([member], non_members) for member in members]) + spread(
+        [auc(members, [other]) for other in non_members]
+    )
+
+
+def most_tpr(pairs: Sequence[tuple[float, float]], fpr: float) -> float:
+    """The largest TPR that every pair (ε, δ) allows, with both sides of the definition: TPR ≤ e^ε FPR + δ and
+    1 - FPR ≤ e^ε (1 - TPR) + δ.
+    """
+    best = 1.0
+    for epsilon, delta in pairs:
+        best = min(best, math.exp(epsilon) * fpr + delta, 1 - (1 - fpr - delta) / math.exp(epsilon))
+    return best
+
+
+def lira(target: Sequence[float], shadows: Rows, included: Sequence[Sequence[bool]], online: bool) -> list[float]:
+    """The log ratio of two normal densities for each example (or its distance in deviations from the second mean)."""
+
+    def split(kind: bool) -> tuple[list[float], float]:
+        groups = [
+            [row[example] for row, flags in zip(shadows, included, strict=True) if flags[example] == kind]
+            for example in range(len(target))
+        ]
+        means = [sum(group) / len(group) for group in groups]
+        squares = sum((value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group)
+        variance = squares / sum(len(group) - 1 for group in groups)
+        return means, variance * (1 + 1 / len(groups[0]))
+
+    def density(value: float, mean: float, variance: float) -> float:
+        return -((value - mean) ** 2) / (2 * variance) - math.log(2 * math.pi * variance) / 2
+
+    (inside, inside_variance), (outside, outside_variance) = split(True), split(False)
+    if not online:
+        return [(t - mean) / math.sqrt(outside_variance) for t, mean in zip(target, outside, strict=True)]
+    return [
+        density(t, one, inside_variance) - density(t, other, outside_variance)
+        for t, one, other in zip(target, inside, outside, strict=True)
+    ]

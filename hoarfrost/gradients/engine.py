@@ -27,7 +27,7 @@ from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
 from hoarfrost.gradients.loss_watch import LossWatch
-from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
+from hoarfrost.gradients.plain_gradients import refuse_other_hooks, refuse_plain_gradients
 from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
@@ -166,7 +166,7 @@ class Engine:
         for module, rule in rules.items():
             rule.check(module, self._names[module])
         parameters = self.model.named_parameters()
-        self._hooks = [refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters]
+        self._hooks = {p: refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters}
         self._compiled = set_compilation_aside(self.model)
         for module in self._compiled:
             if hasattr(module, "_orig_mod"):
@@ -185,9 +185,15 @@ class Engine:
                 forward.step_aside()
         for module, compiled in self._compiled.items():
             module._compiled_call_impl = compiled
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
         self.state.detach()
+
+    def refuse_other_hooks(self) -> None:
+        """Refuses hooks on trained parameters, which would never be called."""
+        for p, name in self._parameters.items():
+            if p.requires_grad and p in self._hooks:
+                refuse_other_hooks(p, name, self._hooks[p])
 
     # What rules see (rules.Recorder).
 
@@ -324,6 +330,13 @@ class Engine:
             self._passes[number] = _Pass(ticket, call)
             return True
         if this_pass.ticket is not ticket or this_pass.call is not call:
+            if this_pass.call is None or call is None:
+                raise NotPrivate(
+                    "the loss uses a parameter, or a layer, outside of a run of the whole model, beside one: whether "
+                    "both uses are of the same examples cannot be known. Do it in the model's forward. Learned weights "
+                    "of losses are returned there with a row for each example, self.log_variances.expand(len(x), -1), "
+                    "for optimizer.backward with one loss per example."
+                )
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
@@ -448,13 +461,17 @@ class Engine:
         # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
-    @torch.no_grad()
     def _finish(self) -> None:
         if self._trial:
             return
         this_pass = self._passes.pop(torch._C._current_graph_task_id(), None)
         if this_pass is None or not this_pass.captured:
             return  # another leaf's callback has been here, or nothing is live
+        with torch.no_grad():
+            self._clip(this_pass)
+
+    def _clip(self, this_pass: _Pass) -> None:
+        """Clips what a backward pass has brought, and adds it to the sums of its batch."""
         captured = this_pass.captured
         counts = {part.examples for parts in captured.values() for part in parts}
         if len(counts) > 1:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.arguments import examples_in, tensors_in
 from hoarfrost.gradients.carried import Carried
 from hoarfrost.gradients.empty_run import run_on_nothing
@@ -101,6 +102,14 @@ class ByRule(Wrapped):
 
     def _shown(self, rule: Rule, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NotPrivate(
+                f"{self.engine.name_of(self.module)} ({type(self.module).__name__}) runs inside of a transform of "
+                "torch.func (vmap, grad, jvp, ...), where gradients of individual examples cannot be told. Write what "
+                "it computes for the whole batch: a layer takes all examples at once; an ensemble can hold its weights "
+                "as one parameter [members, out, in] and use torch.einsum; a slope of the model's output by its input "
+                "is not differentiated once more"
+            )
         # A layer may be handed examples at some calls, and what all share at others (an identity matrix).
         kind = "shared " if shares and any_shared(args, kwargs) and all_shared(args, kwargs) else ""
         seen.record(self.module, plain(args), plain(kwargs), f"{kind}input")

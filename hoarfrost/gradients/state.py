@@ -8,7 +8,8 @@ or backward on a batch. What is set before the loader hands over its first batch
 Buffers that a state_dict does not hold (``persistent=False``) may appear and change their size, as tables of positions
 do that grow with the longest sequence: the probe sees to it that what they hold does not depend on data. Written over
 at the same size, they are refused like others. Plain attributes are in no state_dict and are not compared; the probe
-sees to it that they hand nothing on from one batch to the next.
+sees to it that they hand nothing on from one batch to the next, unless a module puts them into the state_dict itself
+(`extra_state.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.errors import InvalidValue, NotPrivate
+from hoarfrost.gradients.extra_state import ExtraState
 from hoarfrost.gradients.reference import SLICE, Reference
 from hoarfrost.kept import Entry, matches, plain, refusal, registered, version
 
@@ -72,6 +74,7 @@ class StateGuard:
         self._stepped = False
         self._refusal: str | None = None
         self._references: list[Reference] = []
+        self._extra: ExtraState | None = None
         self._keys: list[tuple[nn.Module, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = []
         self._trained: list[Entry] = []
         self._movable: list[Tensor] = []  # the tensors of these, each once
@@ -97,6 +100,7 @@ class StateGuard:
         """A batch is about to be handed over: what was set from outside until now is taken as it is."""
         if not self._settled:
             self._settled = True
+            self._extra = ExtraState(self._model, self.allowed)
             self.refer()
 
     def refer(self) -> None:
@@ -130,6 +134,8 @@ class StateGuard:
         """What ``module`` itself holds has come from a state_dict."""
         if module is self._model:
             self._refusal, self._running = None, []
+        if self._extra is not None:
+            self._extra.follow(module)
         for index, reference in enumerate(self._references):
             entry = reference.entry
             if entry.module is module:
@@ -176,6 +182,8 @@ class StateGuard:
                 self._references[index] = reference.follow(now)
             elif everything and not reference.holds(now):
                 self._refuse(reference.entry, "changes")
+        if self._extra is not None:
+            self._extra.check()
         if not everything:
             self._compare_some()
 

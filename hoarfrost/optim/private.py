@@ -102,7 +102,13 @@ class PrivateOptimizer(Optimizer):
         """The inner optimizer's, and under "hoarfrost" what was spent on the weights and where the run is.
 
         A plain optimizer takes it, too, and `torch.load(weights_only=True)` reads it.
+
+        Guarantees:
+            It is refused if anything but the optimizer has changed what a state_dict of the model holds since the first
+            batch was handed over: the two are saved together.
         """
+        if not self.ended:
+            self.engine.state.check(everything=True)
         return with_progress(self.inner.state_dict(), Progress.of(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

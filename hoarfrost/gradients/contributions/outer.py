@@ -86,7 +86,7 @@ class BesideOuter(Dense):
     """A bias's gradients, which are the output gradients of ``weight`` at its one position: squared once for both."""
 
     def __init__(self, weight: Outer):
-        super().__init__(weight.g[:, 0])
+        super().__init__(weight.g.select(1, 0))
         self.weight = weight
 
     def squared_norms(self) -> Tensor:

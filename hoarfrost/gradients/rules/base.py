@@ -241,7 +241,7 @@ def wrong_example_dim(name: str, module: Any, given: str) -> NotPrivate:
 
 def sum_positions(g: Tensor) -> Tensor:
     """Σ_t g_t: [B, T, channels] → [B, channels], without a copy where there is one position."""
-    return g[:, 0] if g.shape[1] == 1 else at_least_float32(g).sum(1)
+    return g.select(1, 0) if g.shape[1] == 1 else at_least_float32(g).sum(1)
 
 
 class detached:

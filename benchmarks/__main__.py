@@ -42,14 +42,14 @@ def main() -> None:
         skipped = results["skipped"][workload] = _skipped(console, workload, options.contender)
         names = [name for name in options.contender if name not in skipped]
         results["time"][workload] = _time(console, workload, names, options.rounds)
-        if options.memory:
+        if options.memory and WORKLOADS[workload].steps == 1:
             results["memory"][workload] = _memory(console, workload, names)
         # After every workload, so that a run that is broken off was not for nothing.
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
     report.show_time(console, results["time"])
-    if options.memory:
+    if any(results["memory"].values()):
         report.show_memory(console, results["memory"])
     console.print(f"Written to {options.json}", soft_wrap=True)
 
@@ -66,8 +66,12 @@ def _skipped(console: Console, workload: str, names: list[str]) -> dict[str, str
 def _time(console: Console, workload: str, names: list[str], rounds: int) -> report.Figures:
     with console.status(f"{workload}: setting up") as status:
         built = {name: (CONTENDERS | STYLE_CONTENDERS)[name](WORKLOADS[workload]) for name in names}
-        seconds = timing.take_turns(built, rounds, tell=lambda doing: status.update(f"{workload}: {doing}"))
-    figures = report.time_figures(WORKLOADS[workload], seconds)
+        steps = WORKLOADS[workload].steps
+        seconds = timing.take_turns(
+            built, rounds, tell=lambda doing: status.update(f"{workload}: {doing}"), steps=steps
+        )
+        alone = {name: timing.alone(workload, name, rounds) for name in names if steps > 1 and name in CONTENDERS}
+    figures = report.time_figures(WORKLOADS[workload], seconds, alone)
     summary = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in figures.items())
     console.print(f"{workload}: {summary}", soft_wrap=True)
     return figures

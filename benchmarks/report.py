@@ -15,14 +15,16 @@ JUDGED = "hoarfrost"
 Figures = dict[str, Any]
 
 
-def time_figures(workload: Workload, seconds: Seconds) -> Figures:
-    """One workload's times, ratios and verdict."""
+def time_figures(workload: Workload, seconds: Seconds, alone: Seconds | None = None) -> Figures:
+    """One workload's times, ratios and verdict; ``alone`` are times of contenders each in a process of its own."""
+    apart = ratios(alone) if alone else {}
     return {
         name: {
             "median_seconds": median(seconds[name]),
             "ratio": ratio,
             "best_ratio": best,
             "seconds": seconds[name],
+            **({"alone_ratio": apart[name][0], "alone_seconds": alone[name]} if alone and name in apart else {}),
             **_verdict(name, ratio, workload.wanted),
         }
         for name, (ratio, best) in ratios(seconds).items()
@@ -40,11 +42,17 @@ def memory_figures(added: dict[str, int]) -> Figures:
 
 def show_time(console: Console, figures: dict[str, Figures]) -> None:
     first = next(iter(next(iter(figures.values()))))
-    table = _table("Time of a step", "ms", f"x {first}", "at best")
+    table = _table("Time of a step", "ms", f"x {first}", "at best", "alone")
     for workload, contenders in figures.items():
         _heading(table, WORKLOADS[workload].title)
         for name, row in contenders.items():
-            cells = f"{row['median_seconds'] * 1e3:,.0f}", f"{row['ratio']:.2f}", f"{row['best_ratio']:.2f}"
+            milliseconds = row["median_seconds"] * 1e3
+            cells = (
+                f"{milliseconds:,.0f}" if milliseconds >= 10 else f"{milliseconds:.2f}",
+                f"{row['ratio']:.2f}",
+                f"{row['best_ratio']:.2f}",
+                f"{row['alone_ratio']:.2f}" if "alone_ratio" in row else "",
+            )
             table.add_row(f"  {name}", *cells, *_verdict_cells(row))
     console.print(table)
 

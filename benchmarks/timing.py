@@ -1,12 +1,19 @@
 """The time of a step, with the contenders taking turns so that a busy moment hits all of them alike."""
 
 import gc
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks.contenders import Contender
+import torch
+
+from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.workloads import WORKLOADS
 
 WARM_UPS = 2
 SLOW = 5.0
@@ -17,13 +24,17 @@ Seconds = dict[str, list[float]]
 
 
 def take_turns(
-    contenders: Mapping[str, Contender], rounds: int, tell: Callable[[str], None] = lambda _: None
+    contenders: Mapping[str, Contender], rounds: int, tell: Callable[[str], None] = lambda _: None, *, steps: int = 1
 ) -> Seconds:
-    """The seconds of each contender's steps, one per round; the first contender is what others are compared with."""
+    """The seconds of each contender's step, one figure per round; the first contender is what others are compared with.
+
+    Args:
+        steps: that each takes in a round, whose figure is their median: one step of a small model is too short.
+    """
     warm: dict[str, float] = {}
     for name, contender in contenders.items():
         tell(f"warming up {name}")
-        warm[name] = [_seconds(contender) for _ in range(WARM_UPS)][-1]
+        warm[name] = [_seconds(contender, collect=steps == 1) for _ in range(max(WARM_UPS, steps))][-1]
     first = next(iter(contenders))
     slow = {name for name in contenders if warm[name] > SLOW * warm[first]}
 
@@ -31,10 +42,15 @@ def take_turns(
     order = random.Random(0)
     for turn in range(rounds):
         names = [name for name in contenders if name not in slow or turn < SLOW_ROUNDS]
-        order.shuffle(names)
+        taken: Seconds = {name: [] for name in names}
+        for step in range(steps):
+            order.shuffle(names)
+            for name in names:
+                if step == 0:
+                    tell(f"round {turn + 1} of {rounds}: {name}")
+                taken[name].append(_seconds(contenders[name], collect=step == 0))
         for name in names:
-            tell(f"round {turn + 1} of {rounds}: {name}")
-            seconds[name].append(_seconds(contenders[name]))
+            seconds[name].append(median(taken[name]))
     return seconds
 
 
@@ -44,9 +60,22 @@ def ratios(seconds: Seconds) -> dict[str, tuple[float, float]]:
     return {name: (median(s) / median(first), min(s) / min(first)) for name, s in seconds.items()}
 
 
-def _seconds(contender: Contender) -> float:
+def alone(workload: str, contender: str, rounds: int) -> list[float]:
+    """The same for one contender in a process of its own, where the others leave it all of the cache."""
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.timing", workload, contender, str(rounds), str(torch.get_num_threads())],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return list(json.loads(child.stdout))
+
+
+def _seconds(contender: Contender, *, collect: bool = True) -> float:
     contender.prepare()
-    gc.collect()
+    if collect:  # where every step is short, once a round
+        gc.collect()
     gc.disable()  # a collection in the middle would be charged to whoever is running
     try:
         start = perf_counter()
@@ -54,3 +83,13 @@ def _seconds(contender: Contender) -> float:
         return perf_counter() - start
     finally:
         gc.enable()
+
+
+def _alone(workload: str, contender: str, rounds: str, threads: str) -> list[float]:
+    torch.set_num_threads(int(threads))
+    each = WORKLOADS[workload]
+    return take_turns({contender: CONTENDERS[contender](each)}, int(rounds), steps=each.steps)[contender]
+
+
+if __name__ == "__main__":
+    print(json.dumps(_alone(*sys.argv[1:])))

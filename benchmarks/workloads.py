@@ -29,6 +29,9 @@ class Workload:
     """The time that a private step may take, in units of a plain step."""
     per_example: Callable[[Tensor], tuple[Tensor, ...]] = lambda inputs: (inputs,)
     """The arguments of the model when each must have a row for every example, as Opacus demands."""
+    steps: int = 1
+    """How many a contender takes in a round. Above 1 where a step is short: what it costs is then the library's calls,
+    not arithmetic, and contenders are also timed each in a process of its own."""
 
     def build(self) -> nn.Module:
         torch.manual_seed(SEED)
@@ -96,5 +99,14 @@ WORKLOADS = {
         classes=10,
         batch_size=1024,
         wanted=1.20,
+    ),
+    "tiny": Workload(
+        title="MLP 30-32-2, 64 examples",
+        model=lambda: models.mlp(30, 32, 2),
+        inputs=_images(30),
+        classes=2,
+        batch_size=64,
+        wanted=2.0,
+        steps=100,
     ),
 }

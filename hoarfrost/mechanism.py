@@ -67,24 +67,24 @@ class GaussianMechanism:
             live: which coordinates of each are released; where not all of them are, one after the other.
         """
         total = self.reduce(total)
-        encoded = self.encoding.like(like)
+        clipping, encoded = total.clipping, self.encoding.like(like)
         # What the encoding makes of a gradient has no masks: it is released whole, and live coordinates are taken last.
         asked = {name: live.get(name, True) if name in like else True for name in encoded}
         released = [name for name, coordinates in asked.items() if coordinates is not False]
-        clipping = total.clipping
         block_stds, statistic_stds = self._stds(clipping, released)
         values = {name: _at(asked[name], total.sums.get(name), t) for name, t in encoded.items()}
         stds = {name: block_stds[clipping.block_of[name]] for name in encoded}
-        device = next((t.device for t in like.values()), torch.device("cpu"))
-        counts = [total.statistics.get(statistic.name, 0.0) for statistic in clipping.statistics]
-        noisy = [torch.as_tensor(count, dtype=torch.float64, device=device).clone() for count in counts]
+        counts: list[Tensor] = []
+        if clipping.statistics:
+            device = next((t.device for t in like.values()), torch.device("cpu"))
+            sums = [total.statistics.get(statistic.name, 0.0) for statistic in clipping.statistics]
+            counts = [torch.as_tensor(each, dtype=torch.float64, device=device).clone() for each in sums]
         # In one draw: a joint release.
-        self.noise.add_([*values.values(), *noisy], [*stds.values(), *statistic_stds])
-        names = (statistic.name for statistic in clipping.statistics)
+        self.noise.add_([*values.values(), *counts], [*stds.values(), *statistic_stds])
         decoded = self.encoding.decode(values)
         return NoisySum(
             values={n: decoded[n] if n in encoded else _at(live.get(n, True), decoded[n], p) for n, p in like.items()},
-            statistics={name: float(count) for name, count in zip(names, noisy, strict=True)},
+            statistics={each.name: float(t) for each, t in zip(clipping.statistics, counts, strict=True)},
             stds=stds,
         )
 
@@ -101,9 +101,11 @@ class GaussianMechanism:
 
 def _at(live: Coordinates, total: Tensor | None, like: Tensor) -> Tensor:
     """What is live of a sum, one number after the other where it is not everything; zeros where no example reached."""
+    if live is True and total is not None:
+        return total
     if total is None:
         shape = like.shape if live is True else (live.count if isinstance(live, PartialMask) else 0,)
         return torch.zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     if isinstance(live, PartialMask):
         return total.flatten().index_select(0, live.indices)
-    return total if live else total.new_empty(0)
+    return total.new_empty(0)

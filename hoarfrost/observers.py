@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hoarfrost.clipping import Clipping
+from hoarfrost.info import RunInfo
 from hoarfrost.masks import Masks
 
 
@@ -51,7 +52,7 @@ class Released:
         statistics: noisy sums of the clipping's statistics, by name.
         stds: of the noise on each parameter's sum, by name (by the encoding's names, where there is one).
         masks: of the parameters of which the freezer leaves some coordinates, or all, out of this step.
-        expected_batch: what the sums are divided by.
+        info: what may be known of the run: shapes, layers, and what the sums are divided by.
     """
 
     step: int
@@ -61,7 +62,7 @@ class Released:
     statistics: Mapping[str, float]
     stds: Mapping[str, float]
     masks: Masks
-    expected_batch: float
+    info: RunInfo
 
 
 class Observer:

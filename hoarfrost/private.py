@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset
 
 from hoarfrost import budget, validate
-from hoarfrost.budget import Account, Event, Plan, PlannedRelease, PlannedShare, Wanted
+from hoarfrost.budget import Account, Event, Gaussian, Plan, PlannedRelease, PlannedShare, Wanted
 from hoarfrost.clipping import Clipper, Local
 from hoarfrost.clipping.base import check_clipper
 from hoarfrost.epochs import steps_of
@@ -149,7 +149,7 @@ def make_private(
     if plan.delta_advice:
         warnings.warn(plan.delta_advice, stacklevel=2)
     if ledger is None:
-        tell_of_other_processes()
+        tell_of_other_processes(repr(freeze) if any(isinstance(r.event, Gaussian) for r in plan.releases) else None)
     if is_copy(model) and not earlier:
         warnings.warn(
             "this model is a copy of one that was trained privately, and this run's account knows nothing of what that "

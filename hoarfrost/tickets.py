@@ -55,7 +55,7 @@ class Chunk:
 
     def rows(self, views: int) -> int:
         """How many rows it has."""
-        return (self.groups or Groups(views)).rows_of(self.examples)
+        return self.examples * views if self.groups is None else self.groups.rows_of(self.examples)
 
 
 @dataclass(eq=False)
@@ -138,6 +138,7 @@ class Tickets:
         self.foreign = False  # the model runs on what the loader of another run has handed over
         self._before: weakref.ref[Tickets] | None = None  # those of the model, of whatever run, that ran before
         self._lock = threading.RLock()
+        self._ref = weakref.ref(self)
         _every.add(self)
 
     # What the loader says.
@@ -185,10 +186,12 @@ class Tickets:
         """The chunk that the model is about to run on; ``inputs`` are the tensors that reach it."""
         with self._lock:
             inputs = list(inputs)
-            places = {place for t in inputs for place in _places(t)}
+            places: set[object] = set()
+            for t in inputs:
+                places.update(_places(t))
             found = self._holding(places)
             self.foreign = not found and any(other._holding(places) for other in self._others())
-            self._before, Tickets._last = Tickets._last, weakref.ref(self)
+            self._before, Tickets._last = Tickets._last, self._ref
             known = self._recognised(found, inputs)
             if known is None:
                 self._refuse_unclear()
@@ -220,7 +223,7 @@ class Tickets:
     def ahead(self) -> bool:
         """Whether more than one chunk is out: which one a run belongs to must show in its number of rows, too."""
         with self._lock:
-            return sum(not ticket.used and not ticket.passed for ticket in self._out) > 1
+            return len(self._out) > 1 and sum(not ticket.used and not ticket.passed for ticket in self._out) > 1
 
     def release(self, batch: LogicalBatch) -> None:
         """The batch was released: nothing of it, or of what came before, can be used.
@@ -229,7 +232,7 @@ class Tickets:
         was fetched ahead comes after it.
         """
         with self._lock:
-            if any(number < batch.number for number in self._complete):
+            if self._complete and min(self._complete) < batch.number:
                 self._tell_of_missed_steps()
             self._complete = [number for number in self._complete if number > batch.number]
             self._void = max(self._void, batch.number)
@@ -278,7 +281,13 @@ class Tickets:
 
     def _holding(self, places: set[object]) -> list[Ticket]:
         """The chunks with a tensor at one of these places."""
-        return [t for t in list(self._out) if any(not places.isdisjoint(_places(each)) for each in _alive(t))]
+        found = []
+        for ticket in list(self._out):
+            for ref in ticket.tensors:
+                if (t := ref()) is not None and not places.isdisjoint(_places(t)):
+                    found.append(ticket)
+                    break
+        return found
 
     def _recognised(self, found: list[Ticket], inputs: list[Tensor]) -> Ticket | None:
         """The one chunk whose own tensors these are. Where several are (the very same tensor twice), nobody knows."""

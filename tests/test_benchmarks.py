@@ -37,3 +37,34 @@ def test_styles_take_turns_and_are_compared_with_local() -> None:
     assert set(figures) == set(STYLES)
     for name, row in figures.items():
         assert row["ratio"] == pytest.approx(seconds[name][0] / seconds["local"][0])
+
+
+class Counted:
+    """Takes so many seconds for each of its steps, in turn."""
+
+    def __init__(self, clock: list[float], takes: list[float]) -> None:
+        self.clock, self.takes, self.steps = clock, takes, 0
+
+    def prepare(self) -> None:
+        self.clock[0] += 100.0  # which is not timed
+
+    def step(self) -> None:
+        self.clock[0] += self.takes[self.steps % len(self.takes)]
+        self.steps += 1
+
+
+def test_a_round_of_short_steps_is_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
+    contenders = {"plain": Counted(clock, [1.0]), "other": Counted(clock, [2.0, 3.0, 50.0])}
+    seconds = timing.take_turns(contenders, rounds=4, steps=3)
+    assert seconds == {"plain": [1.0] * 4, "other": [3.0] * 2}  # the last step of the warm-up was slow
+    assert contenders["plain"].steps == 3 + 4 * 3
+
+
+def test_figures_of_contenders_alone_stand_beside_those_in_turn() -> None:
+    seconds, alone = {"plain": [1.0], "hoarfrost": [2.0]}, {"plain": [0.5], "hoarfrost": [2.0]}
+    figures = report.time_figures(WORKLOADS["tiny"], seconds, alone)
+    assert figures["hoarfrost"]["ratio"] == 2.0
+    assert figures["hoarfrost"]["alone_ratio"] == 4.0
+    assert "alone_ratio" not in report.time_figures(WORKLOADS["mlp"], seconds)["hoarfrost"]

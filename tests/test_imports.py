@@ -44,7 +44,7 @@ WITHOUT = {
     "sampling": {"clipping", "registry", "masks", "info"},
     "mechanism": {"budget", "sampling", "freezing", "dp_accounting"},
     "budget": {"torch", "registry", "noise", "masks"},
-    "measure": {"noise", "masks", "sampling", "dp_accounting", "cryptography"},
+    "measure": {"noise", "sampling", "dp_accounting", "cryptography"},
     "registry": {"torch", "numpy", "dp_accounting"},
     "columns": {"torch", "numpy", "registry"},
     "models": {"noise", "masks", "epochs", "dp_accounting"},

@@ -187,7 +187,7 @@ def test_a_release_says_what_is_frozen_and_what_sums_are_divided_by(name: str) -
     run.private.observe(watching)
     list(run.steps(1))
     (released,) = watching.steps
-    assert released.expected_batch == run.private.expected_batch
+    assert released.info.expected_batch == run.private.expected_batch
     for parameter, live in run.masks.items():
         mask = released.masks.get(parameter, True)
         written = torch.full(live.shape, mask) if isinstance(mask, bool) else mask.mask

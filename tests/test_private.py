@@ -529,3 +529,18 @@ def test_a_delta_that_would_allow_to_publish_an_example_is_warned_of(delta: floa
         warnings.simplefilter("always")
         private(small(), delta=delta, noise_multiplier=1.0)
     assert any("published outright" in str(each.message) for each in told) == warned
+
+
+def test_hooks_on_the_private_optimizer_are_called_once_around_each_step() -> None:
+    p, seen = private(small()), []
+    weights = p.model[0].weight
+    p.optimizer.register_step_pre_hook(lambda *_: seen.append(weights.detach().clone()))
+    p.optimizer.register_step_post_hook(lambda *_: seen.append(weights.detach().clone()))
+    before = weights.detach().clone()
+    x, y = next(iter(p.loader))
+    F.cross_entropy(p.model(x), y).backward()
+    p.optimizer.step()
+    assert len(seen) == 2
+    assert torch.equal(seen[0], before)
+    assert torch.equal(seen[1], weights)
+    assert not torch.equal(before, weights)

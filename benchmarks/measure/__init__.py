@@ -1,1 +1,1 @@
-"""What clipping, noise and freezing do, measured on real data: `python -m benchmarks.measure NAME [--quick]`."""
+"""What clipping, noise and freezing do on real data: `python -m benchmarks.measure NAME`."""

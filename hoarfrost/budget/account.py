@@ -310,8 +310,7 @@ class Account(Limits):
                 f"the run {allowance.run!r} was admitted to the ledger with other settings ({entry.event}) than these "
                 f"({self.plan.event(entry.event.steps)}). Give another run=, and it is charged as what it is"
             )
-        self._charges = self._known
-        self._charges.counters = {id: event for id, event in self._charges.counters.items() if event.steps}
+        self._charges = self._known  # also of runs without a step, of which the ledger may know releases
         self.allowance, self.run, self._open = allowance, allowance.run, 0
         self._read(allowance.ledger)
         for id, event in self.releases.items():

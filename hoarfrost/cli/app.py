@@ -6,6 +6,8 @@ import typer
 
 import hoarfrost
 from hoarfrost.cli import measure_attacks as measure_attacks
+from hoarfrost.cli import measure_models as measure_models
+from hoarfrost.cli import measure_runs as measure_runs
 from hoarfrost.cli.audit import audit
 from hoarfrost.cli.budget import app as budget
 from hoarfrost.cli.data import app as data

@@ -1,5 +1,6 @@
 """`hoarfrost train`"""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,10 @@ def train(
         list[str] | None,
         typer.Option(help="With --resume: go on although this key of the recipe, or data, has changed.", metavar="KEY"),
     ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(help="Measure these on the way, without privacy, into not-private/.", metavar="KIND,KIND,..."),
+    ] = None,
     root: Root = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...  [default: a GPU if there is one]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
@@ -53,6 +58,9 @@ def train(
     overrides = list(set_ or ())
     if seed is not None:
         overrides.append(f"privacy.seed={seed}")
+    if measure is not None:
+        wanted_kinds = ", ".join(f"{{kind = {json.dumps(kind.strip())}}}" for kind in measure.split(","))
+        overrides.append(f"measure=[{wanted_kinds}]")
     if key is not None and ledger is None:
         raise InvalidValue("--key is the key of a ledger: name the ledger with --ledger PATH")
     if resume is None:

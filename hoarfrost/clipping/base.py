@@ -190,8 +190,10 @@ class Clipping:
         return tuple(block.bound for block in self.blocks)
 
     @cached_property
-    def _aims(self) -> tuple[float, ...]:
-        return tuple(bound * (1 - MARGIN) for bound in self.bounds)
+    def _aims(self) -> Tensor:
+        """[blocks]; of one block a single number, which torch takes for one of any device and precision."""
+        aims = torch.tensor([bound * (1 - MARGIN) for bound in self.bounds], dtype=torch.float64)
+        return aims[0] if len(aims) == 1 else aims
 
     @cached_property
     def _shortens(self) -> bool:
@@ -208,8 +210,8 @@ class Clipping:
         Args:
             short: all norms are known to be below `FADES`, so that none fades out.
         """
-        aims = self._aims
-        most = norms.clamp(SHORTEST).reciprocal_().mul_(aims[0] if len(aims) == 1 else norms.new_tensor(aims))
+        aims = self._aims if self._aims.dim() == 0 else self._aims.to(norms)
+        most = aims / norms.clamp(SHORTEST)
         if short and self._shortens:
             return most.clamp_(max=1)  # what is below would come to the same
         # A copy: what a rule writes into its norms must not change what is finite.

@@ -95,8 +95,9 @@ def pick(arguments: Any, dims: ArgumentDims, rows: Sequence[int]) -> Any:
 
 def tensors_in(arguments: Any) -> list[Tensor]:
     """The tensors in a model's arguments that could hold examples."""
-    simple = type(arguments) is tuple and all(isinstance(item, Tensor) for item in arguments)  # as mostly
-    return [t for t in (arguments if simple else tree_flatten(arguments)[0]) if isinstance(t, Tensor) and t.dim()]
+    if type(arguments) is tuple and len(arguments) == 1 and isinstance(arguments[0], Tensor):  # as mostly
+        return [arguments[0]] if arguments[0].dim() else []
+    return [t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor) and t.dim()]
 
 
 def examples_in(tensors: list[Tensor], expected: int | None, batch_first: bool) -> Examples:

@@ -27,7 +27,7 @@ from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.encoding import Encoding
 from hoarfrost.gradients.forward import ByRule, Root, Uncompiled, Wrapped
 from hoarfrost.gradients.loss_watch import LossWatch
-from hoarfrost.gradients.plain_gradients import refuse_plain_gradients
+from hoarfrost.gradients.plain_gradients import refuse_other_hooks, refuse_plain_gradients
 from hoarfrost.gradients.probe import Dims, Seen
 from hoarfrost.gradients.prober import Prober
 from hoarfrost.gradients.rules import rule_for
@@ -55,7 +55,20 @@ class _Pass:
 
     ticket: Ticket | None
     call: Run | None
-    captured: dict[nn.Parameter, list[Contribution]] = field(default_factory=dict)
+    captured: dict[str, list[Contribution]] = field(default_factory=dict)  # by the parameter's name
+
+
+class _Running:
+    """While it is entered, the engine's run is under way. (A generator would take as long as a small layer.)"""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._engine._running = None
 
 
 class Engine:
@@ -116,6 +129,8 @@ class Engine:
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._parameters = {p: name for name, p in parameters.items()}
+        self._by_name = dict(parameters)
+        self._name_by_id = {id(p): name for name, p in parameters.items()}  # a tensor's own hash takes a while
         self.untrained = {p: name for name, p in model.named_parameters() if p not in self._parameters}
         self.clipping: Clipping | None = None  # of the last batch that was begun, found to be sound
         self.clipped: dict[str, None] = {}  # every way in which batches were clipped so far, in words
@@ -151,7 +166,7 @@ class Engine:
         for module, rule in rules.items():
             rule.check(module, self._names[module])
         parameters = self.model.named_parameters()
-        self._hooks = [refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters]
+        self._hooks = {p: refuse_plain_gradients(p, name, lambda: self._paused) for name, p in parameters}
         self._compiled = set_compilation_aside(self.model)
         for module in self._compiled:
             if hasattr(module, "_orig_mod"):
@@ -170,9 +185,15 @@ class Engine:
                 forward.step_aside()
         for module, compiled in self._compiled.items():
             module._compiled_call_impl = compiled
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
         self.state.detach()
+
+    def refuse_other_hooks(self) -> None:
+        """Refuses hooks on trained parameters, which would never be called."""
+        for p, name in self._parameters.items():
+            if p.requires_grad and p in self._hooks:
+                refuse_other_hooks(p, name, self._hooks[p])
 
     # What rules see (rules.Recorder).
 
@@ -182,16 +203,18 @@ class Engine:
 
     def trains(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
-        if not parameter.requires_grad:
-            return False
-        name = self._parameters.get(parameter)
-        if name is None and parameter not in self.untrained:
-            self.structure.refuse_changes()
-        return name is not None and self.masks.get(name, True) is not False
+        return self.mask_of(parameter) is not False
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
-        """Which of its coordinates are live."""
-        return self.masks.get(self._parameters[parameter], True)
+        """Which of its coordinates are live; False where it wants no gradient, or the optimizer will not move it."""
+        if not parameter.requires_grad:
+            return False
+        name = self._name_by_id.get(id(parameter))
+        if name is None:
+            if parameter not in self.untrained:
+                self.structure.refuse_changes()
+            return False
+        return self.masks.get(name, True)
 
     @property
     def probing(self) -> bool:
@@ -268,15 +291,20 @@ class Engine:
 
     def add(self, parameter: nn.Parameter, contribution: Contribution) -> None:
         """Records what one use of ``parameter`` contributes to the backward pass that is running, if it is live."""
-        if self.trains(parameter):
-            this_pass = self._passes[torch._C._current_graph_task_id()]
-            uses = this_pass.captured.setdefault(parameter, [])
-            if uses and this_pass.call is None:
-                raise NotPrivate(
-                    f"{self._parameters[parameter]} is used twice outside of a run of the whole model: whether both "
-                    "uses are of the same examples cannot be known. Call the whole model, not its parts."
-                )
-            uses.append(contribution)
+        if not self.trains(parameter):
+            return
+        name = self._name_by_id[id(parameter)]
+        this_pass = self._passes[torch._C._current_graph_task_id()]
+        uses = this_pass.captured.get(name)
+        if uses is None:
+            this_pass.captured[name] = [contribution]
+            return
+        if this_pass.call is None:
+            raise NotPrivate(
+                f"{name} is used twice outside of a run of the whole model: whether both "
+                "uses are of the same examples cannot be known. Call the whole model, not its parts."
+            )
+        uses.append(contribution)
 
     @property
     def _call(self) -> Run | None:
@@ -302,6 +330,13 @@ class Engine:
             self._passes[number] = _Pass(ticket, call)
             return True
         if this_pass.ticket is not ticket or this_pass.call is not call:
+            if this_pass.call is None or call is None:
+                raise NotPrivate(
+                    "the loss uses a parameter, or a layer, outside of a run of the whole model, beside one: whether "
+                    "both uses are of the same examples cannot be known. Do it in the model's forward. Learned weights "
+                    "of losses are returned there with a row for each example, self.log_variances.expand(len(x), -1), "
+                    "for optimizer.backward with one loss per example."
+                )
             raise NotPrivate(
                 "one backward() through two calls of the model: whether their rows are the same examples cannot be "
                 "known, and their norms would be taken together. Call the model once on the whole batch, or put both "
@@ -323,15 +358,11 @@ class Engine:
             stacklevel=2,
         )
 
-    @contextmanager
-    def running(self, rows: int, run: Run) -> Iterator[None]:
+    def running(self, rows: int, run: Run) -> _Running:
         """One run of the whole model on ``rows`` rows."""
-        self.rows, self.groups, self._running = rows, run.groups, run
         self.state.begin()
-        try:
-            yield
-        finally:
-            self._running = None
+        self.rows, self.groups, self._running = rows, run.groups, run
+        return _Running(self)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -430,13 +461,17 @@ class Engine:
         # At the very end of the pass, where every gradient has arrived, whichever leaf this one belongs to.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
-    @torch.no_grad()
     def _finish(self) -> None:
         if self._trial:
             return
         this_pass = self._passes.pop(torch._C._current_graph_task_id(), None)
         if this_pass is None or not this_pass.captured:
             return  # another leaf's callback has been here, or nothing is live
+        with torch.no_grad():
+            self._clip(this_pass)
+
+    def _clip(self, this_pass: _Pass) -> None:
+        """Clips what a backward pass has brought, and adds it to the sums of its batch."""
         captured = this_pass.captured
         counts = {part.examples for parts in captured.values() for part in parts}
         if len(counts) > 1:
@@ -456,13 +491,13 @@ class Engine:
         self.state.ran()
         if empty:
             return  # an empty batch ran on a stand-in, of which nothing is kept
-        device = next(iter(captured)).device
+        parameters = {name: self._by_name[name] for name in captured}
+        device = next(iter(parameters.values())).device
         # A mean over the batch divided every row's gradient by their number; what an example's rows bring was added up.
         mean = self.loss_reduction == "mean" and self._losses is None
         scale = groups.scale(examples, mean, device)
         with at_full_precision(device):
-            found = {self._parameters[p]: self._masked(p, combine(parts)) for p, parts in captured.items()}
-            parameters = {self._parameters[p]: p for p in captured}
+            found = {name: self._masked(name, combine(parts)) for name, parts in captured.items()}
             captured.clear()
             uses = Uses(self.encoding.encode(found), total.clipping, self.encoding.like(parameters), device)
             del found
@@ -482,8 +517,10 @@ class Engine:
                 uses.take(kept)
                 factors = factors[kept]
                 scale = scale[kept] if isinstance(scale, Tensor) else scale
-            weights = (factors * scale).to(factors.dtype)
-            looking = self.looking(self.step()) if self.observers else []
+            weights = factors * scale
+            if weights.dtype is not factors.dtype:
+                weights = weights.to(factors.dtype)
+            looking = self.looking(self.step()) if self.observers else ()
             if not looking:
                 for name, clipped in uses.sums(weights, last=True):
                     total.add(name, clipped)
@@ -505,6 +542,6 @@ class Engine:
         """The observers that are to be shown a step."""
         return [observer for observer in self.observers if observer.looks(step)]
 
-    def _masked(self, p: nn.Parameter, use: Contribution) -> Contribution:
-        mask = self.mask_of(p)
+    def _masked(self, name: str, use: Contribution) -> Contribution:
+        mask = self.masks.get(name, True)
         return use.masked(mask) if isinstance(mask, PartialMask) else use

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.arguments import examples_in, tensors_in
 from hoarfrost.gradients.carried import Carried
 from hoarfrost.gradients.empty_run import run_on_nothing
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
 
 
+# What torch.compile runs frames with: None outside of it, where nothing has to be kept from being compiled.
+_compiling = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: "not known")
 _MARK = "_had_private_steps"  # an attribute of copies: theirs have it in turn, and pickles
 
 
@@ -72,7 +75,7 @@ class ByRule(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine
-        if engine.seen is None and not engine.active:
+        if not engine.active and engine.seen is None:
             return self.original(*args, **kwargs)
         if engine.lending.under_way:
             with engine.lending.returned(self.holders):
@@ -88,7 +91,10 @@ class ByRule(Wrapped):
             args, kwargs = as_constants(engine, module, args, kwargs)
         if engine.seen is not None:
             return self._shown(rule, engine.seen, shares, *args, **kwargs)
-        if not any(p.requires_grad for p in rule.recorded(module)):
+        for p in rule.recorded(module):
+            if p.requires_grad:
+                break
+        else:
             return self.original(*args, **kwargs)
         if shares:
             return run_shared(engine, module, self.original, args, kwargs)
@@ -96,6 +102,14 @@ class ByRule(Wrapped):
 
     def _shown(self, rule: Rule, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NotPrivate(
+                f"{self.engine.name_of(self.module)} ({type(self.module).__name__}) runs inside of a transform of "
+                "torch.func (vmap, grad, jvp, ...), where gradients of individual examples cannot be told. Write what "
+                "it computes for the whole batch: a layer takes all examples at once; an ensemble can hold its weights "
+                "as one parameter [members, out, in] and use torch.einsum; a slope of the model's output by its input "
+                "is not differentiated once more"
+            )
         # A layer may be handed examples at some calls, and what all share at others (an identity matrix).
         kind = "shared " if shares and any_shared(args, kwargs) and all_shared(args, kwargs) else ""
         seen.record(self.module, plain(args), plain(kwargs), f"{kind}input")
@@ -138,7 +152,9 @@ class Root(Wrapped):
         return _plain_forward, (self.module, self.engine.step() > 0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._uncompiled(*args, **kwargs)
+        if torch.compiler.is_compiling() or _compiling() is not None:
+            return self._uncompiled(*args, **kwargs)
+        return self._run(*args, **kwargs)  # as ever: to go by the way that is not compiled takes a while
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.engine

@@ -84,16 +84,17 @@ def _examples(
     returned: Returned,
 ) -> int:
     """How many examples have a say in one of the numbers there, as far as it can be seen."""
-    found: set[int] = set()
-    with suppress(Exception), engine.trial(tensors):
-        metadata = edge.node._input_metadata[edge.output_nr]
-        one = torch.zeros(prod(shape), dtype=metadata.dtype, device=metadata.device)
-        one[place] = 1
-        at = [each for each, _ in outputs]
+    metadata = edge.node._input_metadata[edge.output_nr]
+    one = torch.zeros(prod(shape), dtype=metadata.dtype, device=metadata.device)
+    one[place] = 1
+    at = [each for each, _ in outputs]
+    slopes: Sequence[Tensor | None] = ()
+    with suppress(RuntimeError), engine.trial(tensors):  # what cannot be differentiated, the pass itself says
         slopes = torch.autograd.grad(edge, at, one.view(shape), retain_graph=True, allow_unused=True)
-        for slope, (_, dim) in zip(slopes, outputs, strict=True):
-            if slope is None:
-                continue
-            reached = slope.detach().movedim(dim, 0).flatten(1).nan_to_num().abs().amax(1).nonzero().squeeze(1)
+    found: set[int] = set()
+    for slope, (_, dim) in zip(slopes, outputs, strict=False):
+        if slope is not None:
+            rows = slope.detach().movedim(dim, 0).reshape(slope.shape[dim], -1)
+            reached = rows.nan_to_num().abs().amax(1).nonzero().squeeze(1)
             found |= set(returned.groups.owner(reached).tolist())
     return len(found)

@@ -136,6 +136,7 @@ class LossWatch:
         layers = self._layers(nodes - {node for node, _ in outputs}, of.rows)
         if not outputs and not layers:
             return None  # somebody else's loss
+        self.engine.refuse_other_hooks()
         counted = [(node, each, each.dim) for node, each in outputs if each.dim is not None]
         for _, each, dim in counted:
             output_hooks.watch(each.hooks, dim, of.groups, of.rows)

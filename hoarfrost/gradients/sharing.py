@@ -9,8 +9,8 @@ read shows when all of them are lent, in the first runs of a probe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -97,17 +97,17 @@ class Lending:
         self.read: dict[nn.Module, set[str]] = {}  # parameters that are read so, as far as known
         self._before: dict[nn.Module, Mapping[str, Any]] = {}  # what modules hold, while some of it is lent
 
-    @contextmanager
-    def lent(self, *, everything: bool = False) -> Iterator[None]:
+    def lent(self, *, everything: bool = False) -> AbstractContextManager[None]:
         """While the model runs, shared tensors stand in for the weights that are read, or for all.
 
         Args:
             everything: notes which of them are read.
         """
         names = self._all() if everything else self.read
-        if not names:
-            yield
-            return
+        return self._lent(names) if names else nullcontext()
+
+    @contextmanager
+    def _lent(self, names: Mapping[nn.Module, Collection[str]]) -> Iterator[None]:
         sources: list[tuple[nn.Module, str, Source | None]] = []
         shared: dict[nn.Module, dict[str, Tensor]] = {}
         meeting = Meeting(self.engine, self.engine.model, constants=False)

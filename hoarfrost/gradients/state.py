@@ -8,19 +8,21 @@ or backward on a batch. What is set before the loader hands over its first batch
 Buffers that a state_dict does not hold (``persistent=False``) may appear and change their size, as tables of positions
 do that grow with the longest sequence: the probe sees to it that what they hold does not depend on data. Written over
 at the same size, they are refused like others. Plain attributes are in no state_dict and are not compared; the probe
-sees to it that they hand nothing on from one batch to the next.
+sees to it that they hand nothing on from one batch to the next, unless a module puts them into the state_dict itself
+(`extra_state.py`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hoarfrost.errors import InvalidValue, NotPrivate
+from hoarfrost.gradients.extra_state import ExtraState
 from hoarfrost.gradients.reference import SLICE, Reference
 from hoarfrost.kept import Entry, matches, plain, refusal, registered, version
 
@@ -72,11 +74,13 @@ class StateGuard:
         self._stepped = False
         self._refusal: str | None = None
         self._references: list[Reference] = []
+        self._extra: ExtraState | None = None
         self._keys: list[tuple[nn.Module, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = []
         self._trained: list[Entry] = []
         self._movable: list[Tensor] = []  # the tensors of these, each once
         self._live: list[bool] = []  # which of them a step moves
-        self._running: list[tuple[Entry, int]] = []  # what was trained when the model began to run
+        # What was trained when the model began to run, with its version.
+        self._running: list[tuple[Entry, Tensor | None, int]] = []
         self._turn = 0
         self._work = LEAST
         self._hooks: list[RemovableHandle] = []
@@ -96,6 +100,7 @@ class StateGuard:
         """A batch is about to be handed over: what was set from outside until now is taken as it is."""
         if not self._settled:
             self._settled = True
+            self._extra = ExtraState(self._model, self.allowed)
             self.refer()
 
     def refer(self) -> None:
@@ -129,6 +134,8 @@ class StateGuard:
         """What ``module`` itself holds has come from a state_dict."""
         if module is self._model:
             self._refusal, self._running = None, []
+        if self._extra is not None:
+            self._extra.follow(module)
         for index, reference in enumerate(self._references):
             entry = reference.entry
             if entry.module is module:
@@ -139,16 +146,13 @@ class StateGuard:
         self._raise()
         self.settle()
         self._follow_autograd()
-        self._running = []
-        for entry in self._trained:
-            now = _now(entry)
-            self._running.append((entry if now is entry.tensor else entry._replace(tensor=now), version(now)))
+        self._running = [(entry, now := _now(entry), version(now)) for entry in self._trained]
 
     def ran(self) -> None:
         """The model ran forward or backward on a batch."""
-        for entry, before in self._running:
+        for entry, before, number in self._running:
             now = _now(entry)
-            if now is not entry.tensor or version(now) != before:
+            if now is not before or version(now) != number:
                 self._refuse(entry, "changes")
         if not self._stepped:
             self._compare(everything=False)
@@ -166,7 +170,7 @@ class StateGuard:
 
     def _compare(self, everything: bool) -> None:
         for module, *before in self._keys:
-            if list(_keys_of(module)) != before:
+            if [*_keys_of(module)] != before:
                 self._refuse_new_names()
                 break
         for index, reference in enumerate(self._references):
@@ -178,6 +182,8 @@ class StateGuard:
                 self._references[index] = reference.follow(now)
             elif everything and not reference.holds(now):
                 self._refuse(reference.entry, "changes")
+        if self._extra is not None:
+            self._extra.check()
         if not everything:
             self._compare_some()
 
@@ -222,10 +228,8 @@ class StateGuard:
 
 
 def _now(entry: Entry) -> Tensor | None:
-    held: Callable[..., Tensor | None] = (
-        entry.module._parameters.get if entry.kind == "parameter" else entry.module._buffers.get
-    )
-    return held(entry.key)
+    module, key, _, kind, _, _ = entry
+    return (module._parameters if kind == "parameter" else module._buffers).get(key)
 
 
 def _keys_of(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

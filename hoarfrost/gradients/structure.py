@@ -60,11 +60,22 @@ def in_several_processes(what: str) -> NotPrivate:
     )
 
 
-def tell_of_other_processes() -> None:
-    """Says so where several processes work together, of which each would train for itself."""
+def tell_of_other_processes(asks: str | None) -> None:
+    """Says so where several processes work together, of which each would train for itself.
+
+    Args:
+        asks: a freezer that looks at the data, in words: each process would choose for itself, which is refused.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     if torch.distributed.get_world_size() > 1:
+        if asks is not None:
+            raise NotPrivate(
+                f"torch.distributed has several processes at work, and in each of them {asks} would look at the data "
+                "and choose for itself: they would train different parts of the model. Train in one process; or choose "
+                "in one (hoarfrost select, or Selection.save) and use Frost.from_file in all. Runs that are meant to "
+                "be separate need a common ledger="
+            )
         warnings.warn(
             "torch.distributed has several processes at work, and a private run is one process's: each that calls "
             "make_private draws batches and noise of its own, and its epsilon counts its own steps alone. Train in one "

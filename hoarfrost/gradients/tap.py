@@ -60,13 +60,16 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors  # read once: activation checkpointing allows no more
         differentiable = torch.is_grad_enabled()  # create_graph=True: somebody may differentiate what comes out
-        with at_full_precision(gradient.device), torch.no_grad() if differentiable else nullcontext():
-            first = ctx.sink(gradient.detach() if differentiable else gradient, inputs)
+        if differentiable or torch._C._is_any_autocast_enabled():  # to enter contexts takes as long as a small layer
+            with at_full_precision(gradient.device), torch.no_grad():
+                first = ctx.sink(gradient.detach(), inputs)
+        else:
+            first = ctx.sink(gradient, inputs)
         if differentiable and not _twice:
             gradient = _Once.apply(gradient, ctx.anchor)
         # The anchor gets a zero, from one tap in each pass: its hook is how the engine learns that this is a backward
         # pass that accumulates gradients, and not `torch.autograd.grad` asking for an input's.
-        return gradient, _ZERO if first else None, None, *(None for _ in inputs)
+        return gradient, _ZERO if first else None, None, *[None] * len(inputs)
 
 
 class _Once(torch.autograd.Function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -80,12 +79,12 @@ class Uses:
         Args:
             last: nothing more is asked for: what was summed may go.
         """
-        columns = weights.unbind(1) if weights.shape[1] > 1 else (weights.squeeze(1),)
-        todo = deque(self._parts)
+        columns = weights.unbind(1)
+        todo = self._parts[::-1]
         if last:
             self._parts = []
         while todo:
-            part = todo.popleft()
-            column = columns[part.block]
-            total = part.use.weighted_sum(column if part.device == self.device else column.to(part.device))
-            yield part.name, total
+            name, use, block, device = todo.pop()
+            column = columns[block]
+            yield name, use.weighted_sum(column if device == self.device else column.to(device))
+            del use

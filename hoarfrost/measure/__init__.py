@@ -1,4 +1,4 @@
-"""What a trained model is worth beyond its accuracy. First of all: whether its confidence can be believed."""
+"""What a trained model is worth beyond its accuracy, and what clipping, noise and freezing did to it on the way."""
 
 from hoarfrost.measure.activations import Activations as Activations
 from hoarfrost.measure.activations import Convergence as Convergence
@@ -9,31 +9,47 @@ from hoarfrost.measure.attacks import lira as lira
 from hoarfrost.measure.attacks import loss_threshold as loss_threshold
 from hoarfrost.measure.bins import Bin as Bin
 from hoarfrost.measure.bins import BinsOf as BinsOf
+from hoarfrost.measure.bounds import MomentumScale as MomentumScale
+from hoarfrost.measure.bounds import alignment_bound as alignment_bound
+from hoarfrost.measure.bounds import clip_norm_for as clip_norm_for
+from hoarfrost.measure.bounds import gradient_ratio as gradient_ratio
+from hoarfrost.measure.bounds import momentum_scale as momentum_scale
+from hoarfrost.measure.bounds import mse_bound as mse_bound
 from hoarfrost.measure.calibration import Calibration as Calibration
 from hoarfrost.measure.calibration import confidence_histogram as confidence_histogram
 from hoarfrost.measure.calibration import ece as ece
 from hoarfrost.measure.calibration import mce as mce
 from hoarfrost.measure.calibration import per_class_calibration as per_class_calibration
+from hoarfrost.measure.clipped import Clipped as Clipped
 from hoarfrost.measure.connectivity import Connectivity as Connectivity
 from hoarfrost.measure.connectivity import connectivity as connectivity
 from hoarfrost.measure.diagram import reliability_diagram as reliability_diagram
 from hoarfrost.measure.directions import Directions as Directions
 from hoarfrost.measure.directions import random_directions as random_directions
+from hoarfrost.measure.distortion import Distortion as Distortion
+from hoarfrost.measure.freeze_counts import FreezeCounts as FreezeCounts
+from hoarfrost.measure.frozen import Frozen as Frozen
+from hoarfrost.measure.gram import Gram as Gram
+from hoarfrost.measure.measurement import Measurement as Measurement
 from hoarfrost.measure.membership import Membership as Membership
 from hoarfrost.measure.membership_figure import membership_figures as membership_figures
 from hoarfrost.measure.ntk import Kernel as Kernel
 from hoarfrost.measure.ntk import TangentKernels as TangentKernels
 from hoarfrost.measure.ntk_table import ClippedFlow as ClippedFlow
 from hoarfrost.measure.ntk_table import clipped_flows as clipped_flows
+from hoarfrost.measure.outside import Outside as Outside
 from hoarfrost.measure.roc import Interval as Interval
 from hoarfrost.measure.roc import Roc as Roc
 from hoarfrost.measure.roc import RocPoint as RocPoint
 from hoarfrost.measure.run_file import read_calibration as read_calibration
 from hoarfrost.measure.scores import brier as brier
 from hoarfrost.measure.scores import nll as nll
+from hoarfrost.measure.signal_and_noise import SignalAndNoise as SignalAndNoise
+from hoarfrost.measure.signal_and_noise import pruning_on_signal_and_noise as pruning_on_signal_and_noise
 from hoarfrost.measure.similarity import cka as cka
 from hoarfrost.measure.similarity import pwcca as pwcca
 from hoarfrost.measure.surface import Surface as Surface
 from hoarfrost.measure.surface import loss_surface as loss_surface
 from hoarfrost.measure.temperature import Temperature as Temperature
 from hoarfrost.measure.tradeoff import Tradeoff as Tradeoff
+from hoarfrost.measure.truth import Truth as Truth

@@ -178,7 +178,7 @@ class Flow:
     """Gradient flow on one batch, with clipping and without noise."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, names: Sequence[str]) -> None:
-        self.model = copy.deepcopy(model).eval().double()
+        self.model = copy.deepcopy(model).eval().double().requires_grad_(False)
         held = dict(self.model.named_parameters())
         self.weights = {name: held[name].detach() for name in names}
         device = next(iter(self.weights.values())).device

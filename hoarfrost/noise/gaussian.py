@@ -7,11 +7,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from hoarfrost import validate
 from hoarfrost.errors import InvalidValue
@@ -81,10 +82,10 @@ class Noise:
                 noise.
             stds: one standard deviation per tensor.
         """
+        if self._reserve is not None and self._reserve.add_(tensors, stds):
+            return
         afterwards: list[tuple[Tensor, Tensor]] = []
-        kinds = _by_kind(tensors, stds, afterwards)
-        if self._reserve is None or not self._reserve.add_(kinds):
-            self._draw(kinds)
+        self._draw(_by_kind(tensors, stds, afterwards))
         for tensor, noise in afterwards:
             tensor.detach().add_(noise)
 
@@ -138,15 +139,25 @@ class _Reserve:
         self._numbers, self._next, self._owner = torch.empty(0), 0, os.getpid()
         self._lock = threading.Lock()
 
-    def add_(self, kinds: Kinds) -> bool:
-        """Adds noise to small pieces of one kind; False if they are not."""
-        if len(kinds) != 1 or self.KIND not in kinds:
+    def add_(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> bool:
+        """Adds noise to a few small tensors of one kind; False if they are others, and nothing is done."""
+        sizes = [t.numel() for t in tensors]
+        wanted = sum(sizes)
+        if not 0 < wanted <= self.MOST or len(stds) != len(sizes):
             return False
-        pieces = kinds[self.KIND]
-        wanted = sum(piece.stop for piece in pieces)
-        if wanted > self.MOST:
-            return False
-        _add(pieces, self._take(wanted))
+        spans = []
+        for t, size, std in zip(tensors, sizes, stds, strict=True):
+            plain = t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.requires_grad
+            if not (plain and size and 0 < std < math.inf):
+                return False
+            spans.append((start := t.data_ptr(), start + 4 * size))
+        _refuse_overlap(spans)
+        targets = list(tensors)
+        noise = _unflatten_dense_tensors(self._take(wanted), targets)
+        if stds.count(stds[0]) == len(stds):
+            torch._foreach_add_(targets, noise, alpha=stds[0])
+        else:
+            torch._foreach_add_(targets, torch._foreach_mul(noise, stds))
         return True
 
     def _take(self, wanted: int) -> Tensor:
@@ -183,7 +194,8 @@ def _by_kind(tensors: Sequence[Tensor], stds: Sequence[float], afterwards: list[
             flat = buffer.view(-1)
         kinds.setdefault((tensor.device, dtype), []).append(_Piece(flat, 0, flat.numel(), std))
     for pieces in kinds.values():
-        _refuse_overlap(pieces)
+        starts = [(piece.flat.data_ptr(), piece) for piece in pieces]
+        _refuse_overlap([(start, start + p.flat.numel() * p.flat.element_size()) for start, p in starts])
     return kinds
 
 
@@ -196,11 +208,13 @@ def _flat(tensor: Tensor) -> Tensor | None:
     return in_memory_order.view(-1) if in_memory_order.is_contiguous() else None
 
 
-def _refuse_overlap(pieces: list[_Piece]) -> None:
-    """Threads that add to the same memory at once would lose noise."""
-    spans = sorted((p.flat.data_ptr(), p.flat.data_ptr() + p.flat.numel() * p.flat.element_size()) for p in pieces)
-    if any(start < previous_stop for (_, previous_stop), (start, _) in pairwise(spans)):
-        raise InvalidValue("two of the tensors share memory (tied weights?): pass each tensor once")
+def _refuse_overlap(spans: list[tuple[int, int]]) -> None:
+    """Threads that add to the same memory at once would lose noise; ``spans`` are first and last address of each."""
+    end = 0
+    for start, stop in sorted(spans):
+        if start < end:
+            raise InvalidValue("two of the tensors share memory (tied weights?): pass each tensor once")
+        end = stop
 
 
 def _chunks(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:

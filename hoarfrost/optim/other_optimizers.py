@@ -35,6 +35,14 @@ def step(inner: Optimizer) -> None:
     before, _hook.own = _hook.own, inner
     try:
         inner.step()
+    except TypeError as error:
+        if "'NoneType' object is not callable" not in str(error):
+            raise
+        raise NotPrivate(
+            f"{type(inner).__name__}.step() asks for a closure, which it would call for further passes over the batch "
+            "(as SAM and LBFGS do): each would be a release of its own. Take an optimizer that moves by one gradient, "
+            "such as SGD or AdamW"
+        ) from error
     finally:
         _hook.own = before
 

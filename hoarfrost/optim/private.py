@@ -25,6 +25,8 @@ from hoarfrost.optim.progress import KEY, Progress, progress_in, with_progress
 from hoarfrost.optim.trainers import refuse_settings
 from hoarfrost.sampling import PoissonLoader
 
+_NOTHING = nullcontext()
+
 
 class PrivateOptimizer(Optimizer):
     """Wraps ``inner``: the same parameter groups and state, so learning-rate schedulers and checkpoints work as ever.
@@ -100,7 +102,13 @@ class PrivateOptimizer(Optimizer):
         """The inner optimizer's, and under "hoarfrost" what was spent on the weights and where the run is.
 
         A plain optimizer takes it, too, and `torch.load(weights_only=True)` reads it.
+
+        Guarantees:
+            It is refused if anything but the optimizer has changed what a state_dict of the model holds since the first
+            batch was handed over: the two are saved together.
         """
+        if not self.ended:
+            self.engine.state.check(everything=True)
         return with_progress(self.inner.state_dict(), Progress.of(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -167,6 +175,14 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the private step, if the logical batch is complete."""
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+            return self._step_with_hooks(closure)
+        return self._step(closure)
+
+    # Torch would put its wrapper around `step`: for profiles, which have that of inner's step, and for hooks.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self.refuse_ended()
         loss = None
         if closure is not None:
@@ -185,12 +201,15 @@ class PrivateOptimizer(Optimizer):
                     self.controller.apply()  # a batch that never met the model is a step, too
                 self.account.charge()
                 self._set_gradients(total)
-                with self._guard(), _learning_rates_times(total.clipping.learning_rate, self.inner):
+                factor = total.clipping.learning_rate
+                with self._guard(), _NOTHING if factor == 1 else _learning_rates_times(factor, self.inner):
                     other_optimizers.step(self.inner)
                 if self.controller is not None:
                     self.controller.live_shares += self.controller.live_share
                 self.account.commit()
         return loss
+
+    _step_with_hooks = Optimizer.profile_hook_step(_step)
 
     def refuse_ended(self) -> None:
         """Refuses to go on with, or to save, weights that a later stage trains."""
@@ -237,7 +256,7 @@ class PrivateOptimizer(Optimizer):
 
     def _guard(self) -> AbstractContextManager[None]:
         if self.controller is None or self.controller.freezer.velocity_flows or zero_moves_nothing(self.inner):
-            return nullcontext()
+            return _NOTHING
         masks = {self.parameters[name]: mask for name, mask in self._masks.items()}
         return FrozenGuard(self.inner, {p: mask for p, mask in masks.items() if p.grad is not None})
 
@@ -245,7 +264,7 @@ class PrivateOptimizer(Optimizer):
         """Releases the sum, and hands the noisy gradient of every live coordinate to the parameters."""
         for p in self.parameters.values():
             p.grad = None
-        step, info = self.account.steps_taken - 1, self.engine.info()
+        step = self.account.steps_taken - 1
         freezer = None if self.controller is None else self.controller.freezer
         everywhere = freezer is not None and freezer.observes
         flows = freezer is not None and freezer.velocity_flows
@@ -253,8 +272,9 @@ class PrivateOptimizer(Optimizer):
         frozen = self.controller.frozen if self.controller is not None and (everywhere or flows) else set()
         wanted = {name: p for name, p in self.parameters.items() if p.requires_grad or name in frozen}
         # Of a sum only what is live now is looked at: what is frozen may have changed since the backward pass.
-        masks = {name: self._masks.get(name, True) for name in wanted}
-        looking = self.engine.looking(step)
+        partly = self._masks
+        masks = {name: partly.get(name, True) for name in wanted}
+        looking = self.engine.looking(step) if self.engine.observers else ()
         clipped = {n: t.clone() for n, t in total.sums.items()} if looking else {}
         if everywhere:  # one noise for all coordinates: the freezer sees it all, and live ones move by it
             total.sums = {name: _zero_frozen(total.sums[name], masks[name]) for name in wanted if name in total.sums}
@@ -270,14 +290,16 @@ class PrivateOptimizer(Optimizer):
         for name, p in wanted.items():
             if masks[name] is not False or flows:
                 found, mask = gradients[name], masks[name]
-                p.grad = (_zero_frozen(found, mask) if everywhere else _scattered(found, mask, p)).to(p.dtype)
+                if mask is not True:
+                    found = _zero_frozen(found, mask) if everywhere else _scattered(found, mask, p)
+                p.grad = found if found.dtype is p.dtype else found.to(p.dtype)
         if noisy.statistics:
             live = [name for name in wanted if masks[name] is not False]
-            self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), info)
+            self.engine.clipper.observe(step, total.clipping.heard(noisy.statistics, live), self.engine.info())
         if looking:
             handed = {name: p.grad for name, p in wanted.items() if p.grad is not None}
             released = Released(
-                step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, self._masks, self.expected_batch
+                step, total.clipping, clipped, handed, noisy.statistics, noisy.stds, partly, self.engine.info()
             )
             for observer in looking:
                 observer.on_release(released)
@@ -318,7 +340,7 @@ def _refuse_other_shapes(losses: Any) -> None:
 @contextmanager
 def _learning_rates_times(factor: float, optimizer: Optimizer) -> Iterator[None]:
     """For one step: what a scheduler has set is found again afterwards."""
-    groups = [group for group in optimizer.param_groups if "lr" in group] if factor != 1 else []
+    groups = [group for group in optimizer.param_groups if "lr" in group]
     before = [group["lr"] for group in groups]
     try:
         for group in groups:
@@ -331,9 +353,7 @@ def _learning_rates_times(factor: float, optimizer: Optimizer) -> Iterator[None]
 
 def _scattered(live: Tensor, mask: Coordinates, p: nn.Parameter) -> Tensor:
     """From live coordinates, one after the other, to the parameter's shape, with zeros at what is frozen."""
-    if isinstance(mask, PartialMask):
-        return mask.scatter(live)
-    return live if mask else live.new_zeros(p.shape)
+    return mask.scatter(live) if isinstance(mask, PartialMask) else live.new_zeros(p.shape)
 
 
 def _zero_frozen(whole: Tensor, mask: Coordinates) -> Tensor:

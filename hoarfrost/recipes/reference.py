@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from hoarfrost.recipes.loading import about, as_toml, recipes
-from hoarfrost.recipes.schema import DEFAULTS, KEYS, ComponentTable, Recipe, Table, forms, meaning
+from hoarfrost.recipes.schema import DEFAULTS, KEYS, ComponentTable, Recipe, Table, forms, meaning, several
 from hoarfrost.registry import components
 from hoarfrost.registry.docstrings import meanings, summary
 from hoarfrost.registry.types import described
@@ -41,14 +41,15 @@ def _page() -> Iterator[str]:
         if not tables:
             continue
         needed = "" if Recipe.model_fields[name].is_required() else " (may be left out)"
-        yield from (f"## `[{name}]`{needed}", "")
+        header = f"[[{name}]]" if several(name) else f"[{name}]"
+        yield from (f"## `{header}`{needed}", "")
         choices = [form for form in tables if issubclass(form, ComponentTable)]
         yield from _choosing(name, choices) if choices else _plain(name, *tables)
 
 
 def _choosing(name: str, choices: Sequence[type[ComponentTable]]) -> Iterator[str]:
     key = KEYS.get(name, "kind")
-    yield f"{_sentence(meanings(Recipe.__doc__)[name])} `{key}` is one of these:\n"
+    yield f"{_code(_sentence(meanings(Recipe.__doc__)[name]))} `{key}` is one of these:\n"
     for form in choices:
         of = form._component
         default = " (the default)" if DEFAULTS.get(name) == of.kind else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic.fields import FieldInfo
@@ -23,7 +23,7 @@ from hoarfrost.recipes.tables import Privacy as Privacy
 from hoarfrost.registry import Component, components
 from hoarfrost.registry.component import EMPTY, Groups
 from hoarfrost.registry.docstrings import meanings
-from hoarfrost.registry.types import File, Label, recipe_type
+from hoarfrost.registry.types import MOST_ENTRIES, File, Label, recipe_type
 
 LONGEST_NAME = 50  # a folder is named after it
 
@@ -154,6 +154,11 @@ Optimizer = Annotated[Any, Chooses("optimizer")]
 Schedule = Annotated[Any, Chooses("schedule")]
 Clip = Annotated[Any, Chooses("clip")]
 Freeze = Annotated[Any, Chooses("freeze")]
+Measures = Annotated[
+    tuple[Annotated[Any, Chooses("measure")], ...],
+    Field(strict=False, min_length=1, max_length=MOST_ENTRIES),
+    Label("tables such as [[measure]]"),
+]
 
 
 def meaning(of: type[Table], key: str) -> str:
@@ -222,6 +227,15 @@ def forms(name: str) -> tuple[type[Table], ...]:
     return () if mark is None else (mark,)
 
 
+def several(name: str) -> bool:
+    """Whether a recipe may have several tables of that name.
+
+    >>> several("measure"), several("clip")
+    (True, False)
+    """
+    return any(get_origin(part) is tuple for part in _parts(Recipe.model_fields[name]))
+
+
 def table_at(above: type[Table], key: str, given: Any) -> type[Table] | None:
     """The table that stands under a key; of a component, the one that the given table chooses. None if there is none.
 
@@ -271,6 +285,8 @@ class Recipe(Table):
         clip: how the examples' gradients are clipped.
         freeze: which coordinates do not move, and when; all move without this table.
         privacy: the budget.
+        measure: what is measured on the way, without noise, into ``not-private/measure.jsonl``; nothing without it. No
+            epsilon covers that file.
         loop: what changes neither the guarantee nor the budget.
 
     >>> Recipe.model_validate({
@@ -291,6 +307,7 @@ class Recipe(Table):
     clip: Clip = Field(default_factory=lambda: table("clip", DEFAULTS["clip"])())
     freeze: Freeze | None = None
     privacy: Privacy
+    measure: Measures | None = None
     loop: Loop = Loop()
 
     @model_validator(mode="after")
@@ -338,6 +355,14 @@ class Recipe(Table):
                 "loop.cache_frozen keeps what layers return that are frozen for the whole run, and here all are "
                 f"trained: {_TEXTS}, and say what is trained (model.train)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _everything_is_measured_once(self) -> Recipe:
+        kinds = [each.kind for each in self.measure or ()]
+        twice = [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]
+        if twice:
+            raise InvalidValue(f"measure names {twice[0]} twice: leave one out")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     # The shape of an example, how many outputs are needed (one for each class), and what puts adapters into the model.
     "model": ("shape", "classes", "adapters"),
     "peft": ("head",),  # the names of the modules of the model's head
+    "measure": ("outside",),  # the gradients outside of the steps
     "optimizer": ("params",),  # the model's parameters
     "freeze": (
         "network",

@@ -14,7 +14,12 @@ from hoarfrost.registry.source import read
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 # Where the library's own components are. These modules import torch: they are read, not imported.
-READ = {"clip": "hoarfrost.clipping", "freeze": "hoarfrost.freezing", "model": "hoarfrost.models"}
+READ = {
+    "clip": "hoarfrost.clipping",
+    "freeze": "hoarfrost.freezing",
+    "model": "hoarfrost.models",
+    "measure": "hoarfrost.measure",
+}
 # These import torch when something is built. (Data sets do at once, but no recipe is checked against their names.)
 IMPORTED = {
     "loss": "hoarfrost.recipes.losses",
@@ -52,7 +57,7 @@ def component(
     refused when the run is prepared. Classes from elsewhere are built, and so refuse, when a recipe is checked.
 
     Args:
-        table: "clip", "freeze", "loss", "peft", "optimizer", "schedule", "model" or "data".
+        table: "clip", "freeze", "loss", "peft", "optimizer", "schedule", "model", "measure" or "data".
         kind: its name in a recipe.
         examples: what audits should try, made when they run. Of a clipping style, instances. Of a freezer, pairs: an
             instance, and about which share of the coordinates it leaves live. Of an optimizer, pairs: the name of the

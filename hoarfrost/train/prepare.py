@@ -21,6 +21,7 @@ from hoarfrost.budget.statement import EXAMPLE, PERSON, counted
 from hoarfrost.epochs import rate_of, steps_of
 from hoarfrost.errors import InvalidValue
 from hoarfrost.freezing import Freezer
+from hoarfrost.measure import Measurement
 from hoarfrost.private import assemble, planned_releases, spent_before, trained_parameters
 from hoarfrost.recipes import freezers, losses, networks, optimizers, schedules, schema, sources
 from hoarfrost.recipes.losses import Loss
@@ -28,6 +29,7 @@ from hoarfrost.recipes.schema import Recipe
 from hoarfrost.run import Private
 from hoarfrost.sampling import PoissonLoader
 from hoarfrost.train import fingerprint
+from hoarfrost.train.measuring import measurements, with_note
 from hoarfrost.train.progress import Overview
 
 
@@ -43,6 +45,7 @@ class Prepared:
     scheduler: LRScheduler | None
     device: torch.device
     warnings: tuple[str, ...]
+    measurements: tuple[Measurement, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -53,7 +56,7 @@ class Prepared:
     @cached_property
     def planned(self) -> budget.Statement:
         """What it will have cost in the end, with all that was spent before."""
-        return self.private.account.planned()
+        return with_note(self.private.account.planned(), self.measurements)
 
     @cached_property
     def _readout(self) -> budget.Readout:
@@ -244,6 +247,7 @@ class Parts:
             ),
             device=self.device,
             warnings=(plan.delta_advice,) if plan.delta_advice else (),
+            measurements=measurements(recipe, self.splits, self.loss, private),
         )
 
 

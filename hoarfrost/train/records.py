@@ -19,7 +19,7 @@ from hoarfrost.errors import MissingExtra
 from hoarfrost.freezing.frost import frost_in
 from hoarfrost.measure import reliability_diagram
 from hoarfrost.recipes.loading import to_toml
-from hoarfrost.train import fingerprint, formatting
+from hoarfrost.train import fingerprint, formatting, measuring
 from hoarfrost.train.folder import RunFolder
 from hoarfrost.train.loop import Epoch
 from hoarfrost.train.prepare import Prepared
@@ -61,6 +61,7 @@ class Records:
         self.folder.text("recipe.toml", to_toml(self.run.recipe))
         self.folder.json(fingerprint.FILE, fingerprint.facts(self.run.digest))
         self._state("running", self.run.planned)
+        measuring.begin(self.run.measurements, self.run.private, self.folder)
         self.checkpoint()
 
     def resume(self) -> None:
@@ -141,7 +142,7 @@ class Records:
 
     def close(self, status: Status, *, weights: bool = True) -> Statement:
         """After the last step: the budget first, then the weights that it pays for, if they are worth it."""
-        statement = self.run.private.statement()
+        statement = measuring.with_note(self.run.private.statement(), self.run.measurements)
         self._state(status, statement)
         if weights:
             self.folder.weights(self.run.private.model, self._budget(status, statement))

@@ -26,6 +26,7 @@ from hoarfrost.untrusted import line
 HARMLESS = {
     "name", "loop.threads", "loop.channels_last", "loop.evaluate_every", "loop.max_physical_batch",
     "loop.group_by_length", "loop.cache_frozen", "loop.checkpoint_every", "loop.checkpoints_kept", "loop.reserve_ahead",
+    "measure",
 }  # fmt: skip
 DATA = "data"  # how a changed data set is called, wherever it lies
 

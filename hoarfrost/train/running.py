@@ -103,7 +103,8 @@ def run(
     - ``budget.json`` and ``budget.txt``: the statement to publish with them;
     - ``ledger.jsonl``: every step, written before its batch was drawn (unless the ledger is a shared one);
     - ``checkpoints/``: what `resume` goes on from;
-    - ``not-private/``: the training loss and accuracy, which no epsilon covers and which must not be released.
+    - ``not-private/``: the training loss and accuracy, and what the recipe measures (``measure.jsonl``), which no
+      epsilon covers and which must not be released.
 
     SIGINT and SIGTERM end the run after the step that is under way, with everything in place and the budget of the
     steps that were taken. So does an error in the middle of a run; what it said may tell about the data, and is kept

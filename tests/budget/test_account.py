@@ -464,6 +464,35 @@ def test_a_run_that_was_closed_has_no_further_steps(tmp_path: Path) -> None:
         account.reserve()
 
 
+@pytest.mark.parametrize("order", ["restored, then attached", "attached, then restored", "a later stage"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_a_run_released_that_never_took_a_step_is_learned_from_its_ledger(
+    order: str, closed: bool, tmp_path: Path
+) -> None:
+    """Its first look is in the checkpoint, its second one in the ledger alone; another run goes on from there."""
+    books, plan = ledger(tmp_path), stated(6, 8.0, 0, 0)
+    first = Account(plan, run="first")
+    first.attach(books)
+    look(first, 0)
+    saved = first.snapshot()
+    look(first, 1)
+    if closed:
+        first.close()
+    own_plan = stated(6, 8.0)  # without looks of its own
+    again = Account(own_plan, run="again", after=[saved] if order == "a later stage" else [])
+    if order == "restored, then attached":
+        again.restore(saved)
+    again.attach(books.path)
+    if order == "attached, then restored":
+        again.restore(saved)
+    assert list(again.releases.values()) == [LOOK, LOOK]
+    assert again.epsilon() == first.epsilon() == pytest.approx(Ledger(books.path).epsilon())
+    assert again.stage_events() == (() if order == "a later stage" else again.events())
+    take(again)
+    assert Snapshot.from_dict(again.snapshot().as_dict()) == again.snapshot()
+    assert again.epsilon() == pytest.approx(Ledger(books.path).epsilon())
+
+
 @pytest.mark.parametrize("budget", [None, 5.0])
 def test_lost_steps_are_replaced_once(tmp_path: Path, budget: float | None) -> None:
     account = Account(stated())

@@ -402,8 +402,7 @@ class Accounts(RuleBasedStateMachine):
             assert (now.events(), now.releases, now.allowance) == counted
             return
         self.look_into_ledgers()
-        ours = {step[0] for step in before.charged}
-        model.known = replace(before, runs=before.runs & ours, who=before.who & ours)
+        model.known = before
         model.run, model.open, model.hand, model.overtaken = (number, name), [], [], False
         self.read(model, number)
         booked = {look for run in self.books[number].runs.values() for look in run.looks}
@@ -545,8 +544,13 @@ FAULTS = {
         "if False:",
     ),
     "steps without a ledger are forgotten": (
-        "self._charges.counters = {id: event for id, event in self._charges.counters.items() if event.steps}",
-        "self._charges.counters = {}",
+        "self._charges = self._known  #",
+        "self._charges = self._known\n        self._charges.counters = {}  #",
+    ),
+    "runs without a step are forgotten": (
+        "self._charges = self._known  #",
+        "self._charges = self._known\n        "
+        "self._charges.counters = {id: each for id, each in self._charges.counters.items() if each.steps}  #",
     ),
     "a ledger that refused is drawn on": (
         "self.allowance, self.run, self._open, self._charges = before",

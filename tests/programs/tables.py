@@ -6,6 +6,7 @@ from tests.programs import (  # noqa: F401 - their programs register themselves
     features,
     fresh_loops,
     fresh_models,
+    fresh_states,
     right_arguments,
     right_backwards,
     right_bare,

@@ -3,9 +3,41 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from tests.programs.corpus import Rows, refused, wrong
+from tests.programs.examples import vectors
+from tests.programs.loops import fit
+from tests.programs.running import MakePrivate
 from tests.programs.wrong_meetings import _plain
+
+
+class Scorer(nn.Module):
+    """One number for each example, without a dimension of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layers(x).squeeze(-1)
+        return scores
+
+
+@wrong(vectors, refused("something that is not smooth"))
+def pairs_of_scores_with_a_margin(rows: Rows, make_private: MakePrivate) -> None:
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        return F.relu(1 - (scores[:, None] - scores[None])).mean()
+
+    fit(Scorer(), rows, make_private, loss)
+
+
+@wrong(vectors, refused("something that is not smooth"))
+def scores_around_their_mean(rows: Rows, make_private: MakePrivate) -> None:
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
+        return (scores - y - (scores - y).mean()).abs().mean()
+
+    fit(Scorer(), rows, make_private, loss)
 
 
 @_plain()

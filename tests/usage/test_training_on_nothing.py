@@ -6,12 +6,13 @@ import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hoarfrost.budget import Ledger
 from hoarfrost.errors import NotPrivate
+from hoarfrost.freeze import Frost
 from tests.usage import two_processes
 from tests.usage.small import assert_same, private, small, train, trained, weights
 
@@ -238,6 +240,33 @@ def test_a_run_in_each_of_several_processes_is_told_of(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+def test_a_choice_that_each_of_several_processes_would_make_for_itself_is_refused(tmp_path: Path) -> None:
+    """One that was made before is the same in all of them; and runs with a common ledger are separate ones."""
+
+    def choosing(**options: Any) -> Any:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 3))
+        given = {"freeze": Frost(0.6, rounds=1, sample_rate=0.5, noise=1.0), "loss": _loss, "steps": 2}
+        return private(model, **(given | options))
+
+    alone = choosing()
+    alone.prepare()
+    alone.freezer.selection.save(tmp_path / "selection.json", alone.account.snapshot())
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(NotPrivate, match=r"in each of them Frost\(0\.6.*choose for itself.*Frost\.from_file"):
+            choosing()
+        ledger = Ledger.create(tmp_path / "ledger.jsonl", epsilon=None, delta=1e-5)
+        choosing(ledger=ledger)
+        with pytest.warns(UserWarning, match="several processes"):
+            choosing(freeze=Frost.from_file(str(tmp_path / "selection.json")))
+    finally:
+        dist.destroy_process_group()
+
+
+def _loss(output: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(output, batch[1])
+
+
 @pytest.mark.slow
 def test_two_real_processes_are_refused_or_told_of_what_each_does(tmp_path: Path) -> None:
     """In both of them, and before a step is taken."""
@@ -247,6 +276,8 @@ def test_two_real_processes_are_refused_or_told_of_what_each_does(tmp_path: Path
             wrapper = {"ddp": "DistributedDataParallel", "fsdp": "FullyShardedDataParallel"}.get(kind, kind)
             if kind in ("data_parallel", "weights_averaged_by_hand"):
                 assert outcome.startswith("ran; told: torch.distributed has several processes")
+            elif kind == "a_choice_of_its_own":
+                assert outcome.startswith("NotPrivate: torch.distributed has several processes")
             else:
                 assert outcome.startswith(f"NotPrivate: the model is in {wrapper}"), name
                 assert "one process" in outcome

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hoarfrost.errors import HoarfrostError
+from hoarfrost.freeze import Frost
 from tests.usage.small import private, small, train
 
 
@@ -122,8 +123,19 @@ def weights_averaged_by_hand() -> None:
             p /= 2
 
 
+def a_choice_of_its_own() -> None:
+    """Each process would look at the data and train another part of the model."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)), torch.nn.Linear(4, 3))
+    run = private(model, freeze=Frost(0.6, rounds=1, sample_rate=0.5, noise=1.0), steps=2, loss=_loss)
+    run.prepare()
+
+
+def _loss(output: Any, batch: Any) -> Any:
+    return F.cross_entropy(output, batch[1])
+
+
 PROGRAMS = [
     ddp_before, ddp_after, ddp_with_several_forwards_before_a_step, fsdp_before, fsdp_after, fully_shard_before,
     fully_shard_after, fully_shard_after_on_a_layer, data_parallel_before, data_parallel_after,
-    weights_averaged_by_hand,
+    weights_averaged_by_hand, a_choice_of_its_own,
 ]  # fmt: skip

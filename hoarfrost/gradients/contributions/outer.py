@@ -14,7 +14,6 @@ from hoarfrost.gradients.contributions.rounding import (
     gram_norms,
     lost_to_underflow,
     squares,
-    underflow,
 )
 from hoarfrost.masks import PartialMask
 
@@ -31,7 +30,7 @@ class Outer(Contribution):
     def squared_norms(self) -> Tensor:
         _, positions, p = self.a.shape
         if positions == 1:
-            return _upwards(squares(self.a), underflow(self.a)) * _upwards(self.g_squares, underflow(self.g))
+            return squares(self.a, upwards=True).mul_(self.g_squares)
         d = self.g.shape[2]
         if costs.cheapest(costs.outer(self.examples, positions, p, d, self.a.device.type)) == "gram":
             return gram_norms(torch.bmm(self.a, self.a.mT), torch.bmm(self.g, self.g.mT), p, d)
@@ -43,15 +42,16 @@ class Outer(Contribution):
     def g_squares(self) -> Tensor:
         """‖g‖² of each example, which are a bias's squared norms, too, where there is one position."""
         if self._g_squares is None:  # no cached_property, which takes a lock
-            self._g_squares = squares(self.g)
+            self._g_squares = squares(self.g, upwards=True)
         return self._g_squares
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._written is not None:
             return Dense(self._written).weighted_sum(weights)
         a, g = self.a, self.g
-        column = (weights if weights.dtype == a.dtype else weights.to(a.dtype)).view(-1, 1, 1)
-        p, d = a.shape[2], g.shape[2]
+        if weights.dtype is not a.dtype:
+            weights = weights.to(a.dtype)
+        column, p, d = weights.view(-1, 1, 1), a.shape[2], g.shape[2]
         if p < d:
             a = a * column
         else:
@@ -82,15 +82,11 @@ class Outer(Contribution):
         return GatheredOuter(self, mask) if method == "gathered" else MaskedOuter(self, mask)
 
 
-def _upwards(squared: Tensor, lost: float) -> Tensor:
-    return squared + lost if lost else squared
-
-
 class BesideOuter(Dense):
     """A bias's gradients, which are the output gradients of ``weight`` at its one position: squared once for both."""
 
     def __init__(self, weight: Outer):
-        super().__init__(weight.g[:, 0])
+        super().__init__(weight.g.select(1, 0))
         self.weight = weight
 
     def squared_norms(self) -> Tensor:

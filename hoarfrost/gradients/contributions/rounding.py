@@ -24,11 +24,14 @@ def at_least_float32(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def squares(t: Tensor) -> Tensor:
+def squares(t: Tensor, *, upwards: bool = False) -> Tensor:
     """‖t_b‖² of each row, in float64.
 
     A long sum in float32 loses small numbers beside a large one: an example made for that would be clipped too little.
-    Short sums are added up in float64. What underflows when it is squared in float32 is lost (`underflow`).
+    Short sums are added up in float64. What underflows when it is squared in float32 is lost.
+
+    Args:
+        upwards: with the most that can have been lost so.
     """
     if t.numel() <= FEW and t.dim() > 1:
         few: Tensor = torch.linalg.vector_norm(t, dim=_BUT_THE_FIRST[t.dim()], dtype=torch.float64)
@@ -39,12 +42,7 @@ def squares(t: Tensor) -> Tensor:
     if whole:
         short = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, SHORT)), dim=2).double()
         total += short.square_().sum(1)
-    return total
-
-
-def underflow(t: Tensor) -> float:
-    """The most that `squares` can have lost of a row because it underflowed."""
-    return 0.0 if t.numel() <= FEW and t.dim() > 1 else t[0].numel() * TINY[t.dtype] if len(t) else 0.0
+    return total + rows.shape[1] * TINY[t.dtype] if upwards else total
 
 
 def gram_norms(inputs: Tensor, outputs: Tensor, p: int, d: int) -> Tensor:

@@ -81,7 +81,7 @@ class Recorder(Protocol):
         """Whether the parameter is live: it wants a gradient, and the optimizer will move it."""
 
     def mask_of(self, parameter: nn.Parameter) -> bool | PartialMask:
-        """Which of its coordinates are live."""
+        """Which of its coordinates are live; False where none is, as `trains` says."""
 
     def example_dims(self, module: nn.Module, default: int = 0) -> Callable[[int, Tensor], int | None]:
         """Which dimension of the module's i-th input tensor counts examples; None where the examples share it."""
@@ -169,7 +169,7 @@ class LayerRule(Rule):
 
         def sink(gradient: Tensor, inputs: tuple[Tensor, ...]) -> None:
             own = {name: p for name, p in module._parameters.items() if p is not None}
-            live = {name: recorder.mask_of(p) for name, p in own.items() if recorder.trains(p)}
+            live = {name: mask for name, p in own.items() if (mask := recorder.mask_of(p)) is not False}
             if dim:
                 gradient, inputs = gradient.movedim(dim, 0), tuple(t.movedim(dim, 0) for t in inputs)
             x, *saved = [groups.split(t, again=True) for t in inputs]
@@ -241,7 +241,7 @@ def wrong_example_dim(name: str, module: Any, given: str) -> NotPrivate:
 
 def sum_positions(g: Tensor) -> Tensor:
     """Σ_t g_t: [B, T, channels] → [B, channels], without a copy where there is one position."""
-    return g[:, 0] if g.shape[1] == 1 else at_least_float32(g).sum(1)
+    return g.select(1, 0) if g.shape[1] == 1 else at_least_float32(g).sum(1)
 
 
 class detached:

@@ -46,7 +46,10 @@ def test_every_kind_trains_and_reads_back_from_its_own_folder(kind: str, tmp_pat
     assert to_toml(recipe(kind)).count("[freeze]") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Slow: the same class as another one, or a function of the step alone.
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("channels", "layers"))) for kind in KINDS]
+)
 def test_a_restart_goes_on_with_the_same_coordinates(kind: str, tmp_path: Path) -> None:
     """Without noise, and with every example in every batch: an interrupted run and a whole one are the same."""
     settings: dict[str, Any] = {

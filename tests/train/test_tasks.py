@@ -270,7 +270,9 @@ def test_the_look_before_the_first_step_changes_nothing(tmp_path: Path, monkeypa
         assert torch.equal(value, second.model.state_dict()[name])
 
 
-@pytest.mark.parametrize("kind", ["binary", "huber", "cross_entropy"])
+@pytest.mark.parametrize(
+    "kind", ["huber", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("binary", "cross_entropy"))]
+)
 def test_audits_use_the_recipe_s_own_loss(tmp_path: Path, kind: str) -> None:
     target = real if kind == "huber" else zero_or_one
     mine = recipe(saved(tmp_path / "mine.npz", target), kind, privacy=LONG | {"steps": 5})

@@ -243,7 +243,10 @@ def counts(module: Any) -> list[int]:
     return [event.steps for event in module.private.account.counters.values() if event.steps]
 
 
-@pytest.mark.parametrize("at", [5, 7, 8, 10])  # after an epoch, and within one
+@pytest.mark.parametrize(
+    "at",
+    [5, 7, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 10))],  # after an epoch, and within one
+)
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_a_checkpoint_brings_its_account_and_each_step_is_counted_once(
     at: int, calibrated: bool, tmp_path: Path
@@ -260,11 +263,12 @@ def test_a_checkpoint_brings_its_account_and_each_step_is_counted_once(
     assert later.private.epsilon() == pytest.approx(whole.private.epsilon(), abs=1e-12)
 
 
-def test_a_checkpoint_within_a_batch_counts_that_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [(1, 5, 8), pytest.param((2, 3, 4, 6, 7), marks=pytest.mark.slow)])
+def test_a_checkpoint_within_a_batch_counts_that_batch(numbers: tuple[int, ...], tmp_path: Path) -> None:
     """It was drawn, and is lost."""
     first = Classifier(max_physical_batch=5, epsilon=4.0)
     fit(first, tmp_path, max_epochs=2, callbacks=every(1, tmp_path), enable_checkpointing=True)
-    for number in range(1, 9):
+    for number in numbers:
         later = Classifier(max_physical_batch=5, epsilon=4.0)
         fit(later, tmp_path, ckpt_path=tmp_path / f"step={number}.ckpt")
         before, after = counts(later)

@@ -50,12 +50,12 @@ def measure(workload: str, contender: str) -> int:
 
 def added_by_a_step(workload: str, contender: str) -> int:
     """The bytes that a step of this contender adds in this process, which should do nothing else."""
-    _return_memory_at_once()
+    return_memory_at_once()
     torch.set_num_threads(cores())
     subject = CONTENDERS[contender](WORKLOADS[workload])
     subject.prepare()
     gc.collect()
-    before = _status("RssAnon")
+    before = status("RssAnon")
     subject.step()
     peak = 0
     for _ in range(2):
@@ -63,18 +63,18 @@ def added_by_a_step(workload: str, contender: str) -> int:
         CLEAR_REFS.write_text(RESET_PEAK)
         subject.step()
         # The kernel records one peak for all kinds of memory; mapped files do not shrink, so they come off.
-        peak = max(peak, _status("VmHWM") - _status("RssFile") - _status("RssShmem"))
+        peak = max(peak, status("VmHWM") - status("RssFile") - status("RssShmem"))
     return peak - before
 
 
-def _return_memory_at_once() -> None:
+def return_memory_at_once() -> None:
     """Let malloc give freed tensors back to the system, so that the process is as large as what it uses."""
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, LARGE)
     libc.mallopt(M_TRIM_THRESHOLD, LARGE)
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     for line in STATUS.read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

@@ -21,14 +21,31 @@ if TYPE_CHECKING:
 
 def run_on_nothing(engine: Engine, forward: Forward, where: Examples, arguments: Any) -> Any:
     """The model's output for no examples: with zero rows, and a graph that a backward pass can go through."""
-    args, kwargs = where.stand_in(arguments, 3 * engine.views)
+    args, kwargs = _ending(engine.model, where.stand_in(arguments, 3 * engine.views))
     of_three = engine.prober.made_up(3 * engine.views, args, kwargs)
-    args, kwargs = where.stand_in(arguments, 2 * engine.views)
+    args, kwargs = _ending(engine.model, where.stand_in(arguments, 2 * engine.views))
     engine.before_run()
     with engine.running(2 * engine.views, engine.sums.begin(0)):
         output = forward(*args, **kwargs)
     engine.state.ran()
     return without_rows(output, of_three)
+
+
+def _ending(model: Any, arguments: Any) -> Any:
+    """Made-up texts end with the word that ends a text, if the model's config names one: some classifiers of
+    transformers (T5's, BART's) look for it, and cannot run on a text without.
+    """
+    config, (_, kwargs) = getattr(model, "config", None), arguments
+    words, end, known = kwargs.get("input_ids"), getattr(config, "eos_token_id", None), _size(config)
+    if isinstance(words, Tensor) and not words.is_floating_point() and isinstance(end, int) and 0 <= end < known:
+        words[..., -1:] = end  # which is made up, too, and nobody else's
+    return arguments
+
+
+def _size(config: Any) -> int:
+    """How many words there are."""
+    found = getattr(config, "vocab_size", 0)
+    return found if isinstance(found, int) else 0
 
 
 def without_rows(two: Any, three: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -143,8 +144,6 @@ def test_clipping_is_that_of_the_oracle(style: str, case: str) -> None:
 
 def true_gradient(run: Run) -> slow.Gradient:
     """The mean over all data at the weights as they are, over all coordinates."""
-    import copy
-
     plain = copy.deepcopy(run.model)
     for p in plain.parameters():
         p.requires_grad_()
@@ -191,8 +190,6 @@ def test_the_same_examples_with_nothing_frozen_and_with_what_is_frozen(style: st
     told = Told(style, case, lambda run: Frozen(outside(run), sample=7, every=1))
     run = told.run
     examples = told.measurements[0].outside.some(7)
-    import copy
-
     plain = copy.deepcopy(run.model)
     for p in plain.parameters():
         p.requires_grad_()
@@ -216,6 +213,13 @@ def test_the_same_examples_with_nothing_frozen_and_with_what_is_frozen(style: st
         same(row[key]["norm_B"], slow.norm(slow.numbers(on_live, names)))
         same(row[key]["angle_UB"], slow.angle(slow.numbers(mean, names), slow.numbers(on_live, names)))
         same(row[key]["signal_loss"], slow.squared_distance(true, signal))
+        released = rule.blocks if key == "unfrozen" else [b for b in rule.blocks if set(b) & set(names)]
+        bounds = [bound for bound, b in zip(rule.bounds, rule.blocks, strict=True) if b in released]
+        stds, _ = oracle.stds(oracle.Rule(released, bounds, rule.factors), 0.7)
+        size = {n: m.numel() if key == "unfrozen" else int(m.sum()) for n, m in run.masks.items()}
+        noise = sum(size[n] * std**2 for std, b in zip(stds, released, strict=True) for n in b)
+        want = row[key]["signal_loss"] + noise / run.private.expected_batch**2
+        assert row[key]["mse"] == pytest.approx(want, rel=1e-5)
     same(row["share_released"], sum(a and not b for a, b in zip(cut["unfrozen"], cut["frozen"], strict=True)) / 7)
     counts = {n: int(m.sum()) for n, m in run.masks.items()}
     same(row["live_share"], sum(counts.values()) / sum(m.numel() for m in run.masks.values()))

@@ -165,6 +165,30 @@ def test_a_private_model_may_be_compiled_and_runs_as_it_is(how: str) -> None:
     assert_same(weights(model), trained(small()))
 
 
+@pytest.mark.parametrize("how", ["the model", "a loop"])
+def test_nothing_inside_of_a_private_model_is_compiled(how: str) -> None:
+    """Also where torch.compile gives a frame up, as it does with loops, and goes on with the frames inside of it."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = small()
+    run = private(model)
+    called = torch.compile(model, backend=backend) if how == "the model" else model
+
+    def loop() -> None:
+        for x, y in run.loader:
+            F.cross_entropy(called(x * 1.0), y).backward()
+            run.optimizer.step()
+
+    (torch.compile(loop, backend=backend) if how == "a loop" else loop)()
+    operations = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert not [each for each in operations if "linear" in each or "addmm" in each]
+    assert_same(weights(model), trained(small()))
+
+
 def test_a_scripted_model_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

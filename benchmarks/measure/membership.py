@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "measure"
 RUNS = ROOT / "runs-measure" / "not-private" / "membership"
 ARMS = ("not private, lr 0.05", "local, R 1.5, lr 0.05", "global, R 75, lr 0.0007")
 ATTACKS = ("logistic", "threshold")
-SEED = 1
+SEEDS = (1,)
 QUICK = ("privacy.steps=40",)
 
 
@@ -37,37 +37,39 @@ def main(options: argparse.Namespace) -> None:
         results = folder / "membership.json"
     folder.mkdir(parents=True, exist_ok=True)
     results.parent.mkdir(parents=True, exist_ok=True)
-    for kind in ATTACKS:
-        rows = _rows(results)
-        if all(_has(rows, arm, kind) for arm in ARMS) and (folder / kind).exists():
-            continue
-        found: dict[str, Membership] = {}
-        for arm in ARMS:
-            trained = _trained(folder, arm, quick=options.quick)
-            found[arm] = attack(trained, kind)
-            _note(results, arm, kind, trained, found[arm])
-        membership_figures(found, folder / kind)
+    for seed in options.seed or SEEDS:
+        for kind in ATTACKS:
+            drawn = folder / f"{kind}-seed-{seed}"
+            rows = _rows(results)
+            if all(_has(rows, arm, kind, seed) for arm in ARMS) and drawn.exists():
+                continue
+            found: dict[str, Membership] = {}
+            for arm in ARMS:
+                trained = _trained(folder, arm, seed, quick=options.quick)
+                found[arm] = attack(trained, kind)
+                _note(results, arm, kind, seed, trained, found[arm])
+            membership_figures(found, drawn)
 
 
-def _trained(folder: Path, arm: str, *, quick: bool) -> Path:
+def _trained(folder: Path, arm: str, seed: int, *, quick: bool) -> Path:
     """The run folder of an arm, once its run is completed."""
     experiment = EXPERIMENTS["clipping-cifar10"]
-    path = folder / arm.replace(",", "").replace(" ", "-")
+    path = folder / f"{arm.replace(',', '').replace(' ', '-')}-seed-{seed}"
     if not path.exists():
         changes = QUICK if quick else ()
-        run(recipe_for(experiment.recipe, SEED, (*experiment.arms[arm], *changes)), out=path, device="cpu")
+        run(recipe_for(experiment.recipe, seed, (*experiment.arms[arm], *changes)), out=path, device="cpu")
     elif read_json(path, "run.json").get("status") != "completed":
         resume(path, device="cpu")
     return path
 
 
-def _note(results: Path, arm: str, kind: str, trained: Path, found: Membership) -> None:
+def _note(results: Path, arm: str, kind: str, seed: int, trained: Path, found: Membership) -> None:
     """A row of the results, unless it is there."""
     rows = _rows(results)
-    if not _has(rows, arm, kind):
+    if not _has(rows, arm, kind, seed):
         facts = read_json(trained, "run.json")
         row = {
-            "arm": arm, "attack": kind, "seed": SEED, "steps": facts["steps_taken"],
+            "arm": arm, "attack": kind, "seed": seed, "steps": facts["steps_taken"],
             "epsilon": None if found.claim is None else found.claim[0], "test_accuracy": facts["test_accuracy"],
             **found.row(),
             "classes": {str(n): [roc.auc.value, roc.auc.low, roc.auc.high] for n, roc in found.classes.items()},
@@ -83,11 +85,5 @@ def _rows(results: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _has(rows: list[dict[str, Any]], arm: str, kind: str) -> bool:
-    return any((row["arm"], row["attack"], row["seed"]) == (arm, kind, SEED) for row in rows)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
-    main(parser.parse_args())
+def _has(rows: list[dict[str, Any]], arm: str, kind: str, seed: int) -> bool:
+    return any((row["arm"], row["attack"], row["seed"]) == (arm, kind, seed) for row in rows)

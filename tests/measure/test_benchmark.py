@@ -18,7 +18,7 @@ def test_membership_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(membership, "ARMS", ("one", "other"))
     monkeypatch.setattr(membership, "RUNS", tmp_path / "not-private" / "membership")
     monkeypatch.setattr(membership, "QUICK", ("privacy.steps=2",))
-    options = argparse.Namespace(quick=True)
+    options = argparse.Namespace(quick=True, seed=None)
     membership.main(options)
     folder = tmp_path / "not-private" / "membership-quick"
     rows = json.loads((folder / "membership.json").read_text())
@@ -26,7 +26,7 @@ def test_membership_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (arm, kind) for kind in ("logistic", "threshold") for arm in ("one", "other")
     ]
     assert all(0.3 < row["auc"] < 0.7 and row["auc_bound"] < 1 and len(row["classes"]) == 10 for row in rows)
-    assert (folder / "logistic" / "membership-roc.png").exists()
+    assert (folder / "logistic-seed-1" / "membership-roc.png").exists()
     before = (folder / "membership.json").stat().st_mtime_ns
     monkeypatch.setattr(membership, "attack", None)  # nothing is attacked again
     membership.main(options)

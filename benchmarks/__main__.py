@@ -20,7 +20,6 @@ QUICK_ROUNDS = 3
 def main() -> None:
     options = _options()
     console = Console(highlight=False)
-    torch.set_num_threads(machine.cores())
     results: dict[str, Any] = {
         "machine": machine.describe(),
         "settings": {
@@ -64,6 +63,7 @@ def _skipped(console: Console, workload: str, names: list[str]) -> dict[str, str
 
 
 def _time(console: Console, workload: str, names: list[str], rounds: int) -> report.Figures:
+    torch.set_num_threads(WORKLOADS[workload].threads or machine.cores())
     with console.status(f"{workload}: setting up") as status:
         built = {name: (CONTENDERS | STYLE_CONTENDERS)[name](WORKLOADS[workload]) for name in names}
         steps = WORKLOADS[workload].steps

@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.machine import cores
 from benchmarks.workloads import WORKLOADS
 
 WARM_UPS = 2
@@ -63,7 +64,7 @@ def ratios(seconds: Seconds) -> dict[str, tuple[float, float]]:
 def alone(workload: str, contender: str, rounds: int) -> list[float]:
     """The same for one contender in a process of its own, where the others leave it all of the cache."""
     child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.timing", workload, contender, str(rounds), str(torch.get_num_threads())],
+        [sys.executable, "-m", "benchmarks.timing", workload, contender, str(rounds)],
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
@@ -85,9 +86,9 @@ def _seconds(contender: Contender, *, collect: bool = True) -> float:
         gc.enable()
 
 
-def _alone(workload: str, contender: str, rounds: str, threads: str) -> list[float]:
-    torch.set_num_threads(int(threads))
+def _alone(workload: str, contender: str, rounds: str) -> list[float]:
     each = WORKLOADS[workload]
+    torch.set_num_threads(each.threads or cores())
     return take_turns({contender: CONTENDERS[contender](each)}, int(rounds), steps=each.steps)[contender]
 
 

@@ -32,6 +32,8 @@ class Workload:
     steps: int = 1
     """How many a contender takes in a round. Above 1 where a step is short: what it costs is then the library's calls,
     not arithmetic, and contenders are also timed each in a process of its own."""
+    threads: int | None = None
+    """That it is timed with; None for one on each core. Where a step is short, threads wait for each other."""
 
     def build(self) -> nn.Module:
         torch.manual_seed(SEED)
@@ -108,5 +110,6 @@ WORKLOADS = {
         batch_size=64,
         wanted=2.0,
         steps=100,
+        threads=1,
     ),
 }

@@ -121,10 +121,11 @@ class Engine:
         self.shared: frozenset[nn.Module] = frozenset()  # modules whose inputs all examples share
         self.lending = Lending(self)
         self._held = Held(model)
-        self.rows_at: dict[Site, bool] = {}  # found on the first batch
+        self.rows_at: dict[Site, int | None] = {}  # found on the first batch
         self.prober = Prober(self)
         # Around each run of the model on a batch: stands in for what need not be computed again.
         self.serving: Callable[[Examples, Any], AbstractContextManager[None]] = lambda where, arguments: nullcontext()
+        self.in_layer = False  # a layer's rule is running
         self.seen: Seen | None = None  # what a run shows while the model is looked at
         self._paused = False
         self._names = {module: name or "the model" for name, module in model.named_modules()}
@@ -259,6 +260,10 @@ class Engine:
 
     def counts_rows(self, site: Site) -> bool | None:
         """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
+        return self.rows_at[site] is not None if site in self.rows_at else None
+
+    def rows_along(self, site: Site) -> int | None:
+        """Which of its dimensions counts rows, if one does and that is known."""
         return self.rows_at.get(site)
 
     def tap(self, output: Tensor, sink: Sink, *inputs: Tensor) -> Tensor:

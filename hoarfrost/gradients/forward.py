@@ -98,7 +98,13 @@ class ByRule(Wrapped):
             return self.original(*args, **kwargs)
         if shares:
             return run_shared(engine, module, self.original, args, kwargs)
-        return rule.forward(engine, module, self.original, args, kwargs)
+        if rule.runs_in_probe:
+            return rule.forward(engine, module, self.original, args, kwargs)
+        engine.in_layer = True  # what its rule computes is none of the model's operations
+        try:
+            return rule.forward(engine, module, self.original, args, kwargs)
+        finally:
+            engine.in_layer = False
 
     def _shown(self, rule: Rule, seen: Seen, shares: bool, *args: Any, **kwargs: Any) -> Any:
         """A run while the examples are being located, or looked at."""

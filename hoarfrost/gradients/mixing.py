@@ -190,8 +190,9 @@ class Look(Trials):
             "weights, or made with statistics of the batch). Return a loss for each example, computed from it alone "
             '(reduction="none", and a mean over its own tokens). A model of transformers: call it without labels, and '
             "write optimizer.backward(hoarfrost.losses.token_cross_entropy(output.logits, labels)); where each token "
-            "tells the next, output.logits[:, :-1] and labels[:, 1:]. A number that is not trained on can be returned "
-            "detached: loss.detach()."
+            "tells the next, output.logits[:, :-1] and labels[:, 1:]; a model with a decoder (T5, BART) then needs "
+            "decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels). A number that is not trained "
+            "on can be returned detached: loss.detach()."
         )
 
     def _refuse_memory(self, one: Seen, other: Seen) -> None:

@@ -42,9 +42,18 @@ class Sizes(TorchFunctionMode):
         return result
 
 
-def counting(two: Sizes, three: Sizes) -> dict[Site, bool]:
-    """Which places make something that is longer for three examples than for two."""
-    return {place: three.shapes[place] != shapes for place, shapes in two.shapes.items() if place in three.shapes}
+def counting(two: Sizes, three: Sizes) -> dict[Site, int | None]:
+    """Along which dimension places make something that is longer for three examples than for two; None: along none."""
+    both = ((place, shapes, three.shapes[place]) for place, shapes in two.shapes.items() if place in three.shapes)
+    return {place: _longer(few, many) for place, few, many in both}
+
+
+def _longer(few: list[tuple[int, ...]], many: list[tuple[int, ...]]) -> int | None:
+    if few == many:
+        return None
+    pairs = ((a, b) for one, other in zip(few, many, strict=False) for a, b in [(one, other)] if len(a) == len(b))
+    dims = (dim for a, b in pairs for dim, (m, n) in enumerate(zip(a, b, strict=True)) if m != n)
+    return next(dims, 0)
 
 
 def _is_ours(frame: FrameType) -> bool:

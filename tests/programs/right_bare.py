@@ -189,3 +189,34 @@ class Outer(nn.Module):
 @right(vectors)
 def a_list_of_parameters_read_from_outside(rows: Rows, make_private: MakePrivate) -> None:
     fit(Outer(), rows, make_private)
+
+
+class LearnedStart(nn.Module):
+    """A recurrent network whose first state is learned: [layers, 1, channels], expanded along the second dimension."""
+
+    def __init__(self, width: int, layers: int, repeat: bool) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(layers, 1, 4))
+        self.rnn = nn.GRU(width, 4, layers, batch_first=True)
+        self.head, self.repeat = nn.Linear(4, 3), repeat
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.start.repeat(1, len(x), 1) if self.repeat else self.start.expand(-1, len(x), -1).contiguous()
+        output: Tensor = self.head(self.rnn(x, start)[0][:, -1])
+        return output
+
+
+@right(sequences)
+def a_recurrent_network_with_a_learned_first_state(rows: Rows, make_private: MakePrivate) -> None:
+    fit(LearnedStart(rows[0][0].shape[-1], 1, repeat=False), rows, make_private)
+
+
+@right(sequences)
+def two_layers_with_learned_first_states_that_are_repeated(rows: Rows, make_private: MakePrivate) -> None:
+    fit(LearnedStart(rows[0][0].shape[-1], 2, repeat=True), rows, make_private)
+
+
+@right(vectors)
+def a_learned_first_state_for_a_sequence_of_one(rows: Rows, make_private: MakePrivate) -> None:
+    """The layer's input [1, rows, channels] looks like something that all examples share."""
+    fit(LearnedStart(1, 1, repeat=False), [(x[None, :1], y) for x, y in rows], make_private)

@@ -61,6 +61,7 @@ class Recorder(Protocol):
     """The engine, as a rule sees it: all that a rule may use of it."""
 
     rows: int  # in the forward pass that is running
+    in_layer: bool  # a layer's rule is running: what it computes is none of the model's operations
 
     @property
     def probing(self) -> bool:
@@ -100,6 +101,9 @@ class Recorder(Protocol):
 
     def counts_rows(self, site: Site) -> bool | None:
         """Whether what this place in the code makes of nothing, or expands, has a row for each example, if known."""
+
+    def rows_along(self, site: Site) -> int | None:
+        """Which of its dimensions counts rows, if one does and that is known."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:

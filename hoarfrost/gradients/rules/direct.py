@@ -73,6 +73,8 @@ class Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.meeting.recorder.in_layer:
+            return func(*args, **kwargs)
         if not any(isinstance(item, Tensor) for item in tree_leaves((args, kwargs))):
             return self._made_of_nothing(func(*args, **kwargs))
         return self.meeting.call(func, args, kwargs, self.own)

@@ -197,21 +197,28 @@ class Meeting:
     # Short ways.
 
     def _expanded(self, func: Any, flat: list[Any], own: dict[int, Made], structure: Any) -> Any:
-        rows = self.recorder.rows
         if list(own) != [0]:
             raise self._refusal(func, own)
         made = own[0]
         args, kwargs = tree_unflatten([made.value, *flat[1:]], structure)
         with torch.enable_grad():
             result = func(*args, **kwargs)
-        if result.shape[:1] != (rows,):
+        dim = self._repeated(made.value, result)
+        if dim is None:
             raise self._refusal(func, own)
-        if func in REPETITIONS:
-            if made.value.dim() == result.dim() and made.value.shape[0] != 1:
-                raise self._refusal(func, own)
-            return self._as_wide(Made(result[:1], made.sources), result.dim(), func)  # every row is the same
+        if dim or func in REPETITIONS:
+            one = Made(result.movedim(dim, 0)[:1], made.sources)  # every row is the same
+            return self._as_wide(one, result.dim(), func).movedim(0, dim)
         args, kwargs = tree_unflatten([self._as_wide(made, result.dim(), func), *flat[1:]], structure)
         return func(*args, **kwargs)
+
+    def _repeated(self, before: Tensor, after: Tensor) -> int | None:
+        """The dimension along which an expansion has made as many rows as there are of one."""
+        sizes = (1,) * (after.dim() - before.dim()) + tuple(before.shape)
+        rows = self.recorder.rows
+        found = [dim for dim, one in enumerate(sizes) if one == 1 and after.shape[dim] == rows]
+        known = self.recorder.rows_along(site())
+        return known if known in found else found[0] if found else None
 
     def _assigned(self, target: Tensor, index: Any, made: Made) -> None:
         """target[:, ...] = what is made from parameters."""

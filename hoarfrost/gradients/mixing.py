@@ -191,8 +191,8 @@ class Look(Trials):
             '(reduction="none", and a mean over its own tokens). A model of transformers: call it without labels, and '
             "write optimizer.backward(hoarfrost.losses.token_cross_entropy(output.logits, labels)); where each token "
             "tells the next, output.logits[:, :-1] and labels[:, 1:]; a model with a decoder (T5, BART) then needs "
-            "decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels). A number that is not trained "
-            "on can be returned detached: loss.detach()."
+            "decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels). A number that is not "
+            "trained on can be returned detached: loss.detach()."
         )
 
     def _refuse_memory(self, one: Seen, other: Seen) -> None:

@@ -26,6 +26,7 @@ from hoarfrost.gradients.arguments import Examples
 from hoarfrost.gradients.rules.base import wrong_example_dim
 from hoarfrost.gradients.sites import Sizes
 from hoarfrost.kept import random_states_held as random_states_held
+from hoarfrost.kept import version
 from hoarfrost.nested import parts
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Seen:
     drawn: list[Any] = field(default_factory=list)  # random states after the run
     sizes: Sizes = field(default_factory=Sizes)
     reentrant: set[nn.Module] = field(default_factory=set)  # called several times, in checkpoints of that kind
+    copied: dict[int, tuple[Tensor, int, Tensor]] = field(default_factory=dict)  # by id: a tensor, its version, a copy
 
     def record(self, module: nn.Module, args: Any, kwargs: Any, kind: str = "input") -> str:
         items = tree_flatten((args, kwargs), is_leaf=_is_packed)[0] if kind.endswith("input") else leaves(args)
@@ -64,9 +66,16 @@ class Seen:
         if self.recording and (module, kind) in self.calls and _in_a_reentrant_checkpoint():
             self.reentrant.add(module)
         if self.recording:
-            found = tuple(t.detach().clone() if self.values else t.shape for t in tensors)
+            found = tuple(self._copy(t) if self.values else t.shape for t in tensors)
             self.calls.setdefault((module, kind), []).append(found)
         return kind
+
+    def _copy(self, t: Tensor) -> Tensor:
+        """Its numbers; copied once, although it leaves one module and reaches several others."""
+        before = self.copied.get(id(t))
+        if before is None or before[0] is not t or before[1] != version(t):
+            before = self.copied[id(t)] = (t, version(t), t.detach().clone())
+        return before[2]
 
     def leave(self, module: nn.Module, output: Any) -> Any:
         """What the module returns, with its tensors watched, if gradients are looked at."""
@@ -81,6 +90,8 @@ class Seen:
                 return t
             copy = t.clone()  # what follows may change it in place
             if self.recording:
+                if packed is None:
+                    self.copied[id(copy)] = (copy, version(copy), self._copy(t))
                 self.watched.append(Watched((module, kind), call, count, copy, packed))
             return copy
 
@@ -102,6 +113,14 @@ class Seen:
 
         return walk(output)
 
+    def let_go(self) -> None:
+        """Keeps the numbers, and not the graph that they are from: several runs are kept to be compared."""
+        self.returned = None
+        self.copied.clear()
+        self.outputs = [t.detach().requires_grad_(t.requires_grad) for t in self.outputs]
+        for watched in self.watched:
+            watched.tensor = None
+
     def watch_copies(self, copies: Tensor) -> None:
         """A parameter's copies for each example, at which gradients arrive."""
         if self.recording and self.values and self.inside is not None:
@@ -110,12 +129,12 @@ class Seen:
 
 @dataclass
 class Watched:
-    """A tensor that a gradient arrives at: one of those that ``place`` had in this call."""
+    """A tensor (as long as its graph is kept) that a gradient arrives at: one that ``place`` had in this call."""
 
     place: Place
     call: int
     order: int
-    tensor: Tensor
+    tensor: Tensor | None
     packed: PackedSequence | None
     gradient: Tensor | None = None
 

@@ -40,12 +40,15 @@ class Trials:
         seen = self.prober.run(self.kept, few, seed=seed)
         if backward and self.gradients:
             self._differentiate(seen, few, loud, scale)
+        seen.let_go()
         return seen
 
     def _next_batch(self) -> Seen:
         """The same examples right after another batch: whatever that one left behind is still there."""
         self.kept.put_back(self.engine.state.allowed)
-        return self.prober.run(self.kept, self.few)
+        seen = self.prober.run(self.kept, self.few)
+        seen.let_go()
+        return seen
 
     def _run_replaced(self, example: int, seed: int, before: Seen) -> Seen | None:
         """With ``example`` replaced; None if the model does not take it, or then draws other random numbers."""
@@ -96,13 +99,12 @@ class Trials:
             and t.is_floating_point()
             and (cotangent := self._cotangent(t, dim, few, loud, scale)) is not None
         ]
-        if not pairs or not seen.watched:
+        at = [w.tensor for w in seen.watched if w.tensor is not None]
+        if not pairs or not at:
             return
         seen.recording = False
         try:
-            found = torch.autograd.grad(
-                [t for t, _ in pairs], [w.tensor for w in seen.watched], [c for _, c in pairs], allow_unused=True
-            )
+            found = torch.autograd.grad([t for t, _ in pairs], at, [c for _, c in pairs], allow_unused=True)
         except HoarfrostError:
             raise
         except Exception:

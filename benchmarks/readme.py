@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.accuracy import clipping, finetuning, frost_selection
 from benchmarks.accuracy.tables import FOLDER
 from benchmarks.accuracy.tables import tables as accuracy
+from benchmarks.measure.tables import tables as measured_tables
 from benchmarks.workloads import WANTED_MEMORY, WORKLOADS
 
 HERE = Path(__file__).parent
@@ -58,7 +59,8 @@ def documents() -> dict[Path, str]:
         (root / "docs/frost.md").read_text(), "frost", frost_selection.table(chosen)
     )
     results = between(results, "clipping", clipping.tables(rows))
-    found[root / "docs/results.md"] = between(results, "fine-tuning", finetuning.tables())
+    results = between(results, "fine-tuning", finetuning.tables())
+    found[root / "docs/results.md"] = between(results, "measured", measured_tables())
     return found
 
 

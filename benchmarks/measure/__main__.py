@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-HELPERS = {"__init__", "__main__", "arms", "rows", "spread", "ways"}
+HELPERS = {"__init__", "__main__", "arms", "rows", "spread", "tables", "ways"}
 NAMES = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in HELPERS)
 
 

@@ -3,6 +3,7 @@
 The environment is set before torch is imported, and passed on to the processes that tests start.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -21,3 +22,12 @@ def _one_thread() -> Iterator[None]:
     assert torch.get_num_threads() == 1, "torch was imported before tests/conftest.py"
     yield
     assert torch.get_num_threads() == 1, "a test has changed the number of threads for those after it"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: Python need not go through it again to find what tests have left behind.
+
+    It puts that off where it takes long, and a backward pass asks every private model that is still there.
+    """
+    gc.collect()
+    gc.freeze()

@@ -10,7 +10,7 @@ from torch import Tensor
 from hoarfrost.errors import NotPrivate
 from hoarfrost.gradients.contributions import Contribution, combine
 from hoarfrost.gradients.contributions.rounding import squares
-from hoarfrost.gradients.loss_graph import Kinds
+from hoarfrost.gradients.loss_graph import Kinds, Start
 
 if TYPE_CHECKING:
     from hoarfrost.gradients.engine import Engine
@@ -32,7 +32,7 @@ class Apart:
         examples = groups.count(len(losses))
         if examples < 2 or not losses.requires_grad:
             return
-        new = self._kinds.is_new([losses])
+        new = self._kinds.is_new(Start([losses]))
         if self._looks >= BATCHES and not new:
             return
         self._looks += 1

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hoarfrost.gradients.loss_graph import Start
+
 
 class Listener(Protocol):
-    def before(self, tensors: Sequence[Tensor], weights: Any, *, everywhere: bool) -> Callable[[], None] | None:
-        """A pass is about to start from ``tensors``, with these gradients; what is returned is called afterwards.
+    def before(self, start: Start, weights: Any, *, everywhere: bool) -> Callable[[], None] | None:
+        """A pass is about to start from ``start.tensors``, with these gradients; what is returned is called afterwards.
 
         Args:
             everywhere: it accumulates gradients in all leaves, and not in some that were named.
@@ -46,7 +48,9 @@ def _telling(plain: Callable[..., None]) -> Callable[..., None]:
         weights = (grad_tensors,) if isinstance(grad_tensors, Tensor) else grad_tensors
         afterwards = []
         if all(isinstance(t, Tensor) for t in roots):
-            afterwards = [each.before(roots, weights, everywhere=everywhere) for each in list(_listeners)]
+            start = Start(roots)  # read once for all of them: models that nobody uses any more listen for a while
+            afterwards = [each.before(start, weights, everywhere=everywhere) for each in list(_listeners)]
+            del start  # the pass may let go of the graph while it runs
         plain(tensors, grad_tensors, *args, **kwargs)
         for call in afterwards:
             if call is not None:

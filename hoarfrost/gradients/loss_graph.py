@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from math import isclose, prod
 from typing import Any
 
@@ -145,18 +146,37 @@ class LossGraph:
             warnings.warn(message, stacklevel=8)  # the line that calls loss.backward()
 
 
+class Start:
+    """Where a backward pass starts, and what is read of the graph from there."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+
+    @cached_property
+    def signature(self) -> tuple[str, ...]:
+        return _signature(self.tensors)
+
+    @cached_property
+    def nodes(self) -> set[Any]:
+        return nodes_of(self.tensors)
+
+    @cached_property
+    def noted(self) -> set[Any]:
+        """The nodes on which something is written: what a model returned, and taps."""
+        return {node for node in self.nodes if node.metadata}
+
+
 class Kinds:
     """The losses that were met, each known by its last operations."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, ...]] = set()
 
-    def is_new(self, tensors: Sequence[Tensor]) -> bool:
+    def is_new(self, start: Start) -> bool:
         """Whether a loss ends in other operations than those before it; a program that makes ever others is let be."""
-        found = _signature(tensors)
-        if found in self._known or len(self._known) >= LOSSES:
+        if start.signature in self._known or len(self._known) >= LOSSES:
             return False
-        self._known.add(found)
+        self._known.add(start.signature)
         return True
 
 

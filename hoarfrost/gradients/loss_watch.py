@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hoarfrost.gradients import before_backward, kinks, output_hooks, probe, second_derivatives
-from hoarfrost.gradients.loss_graph import Kinds, LossGraph, nodes_of
+from hoarfrost.gradients.loss_graph import Kinds, LossGraph, Start, nodes_of
 from hoarfrost.gradients.outside import Outside
 from hoarfrost.gradients.tap import noted_rows
 from hoarfrost.groups import Groups
@@ -120,22 +120,23 @@ class LossWatch:
         found = [each for node in nodes_of(tensors) for each in _written_on(node)] if self._looking else []
         return output_hooks.Aside([each.hooks for each in found], [each.tensor() for each in found])
 
-    def before(self, tensors: Sequence[Tensor], weights: Any, *, everywhere: bool) -> Callable[[], None] | None:
-        """A backward pass is about to start from ``tensors``."""
+    def before(self, start: Start, weights: Any, *, everywhere: bool) -> Callable[[], None] | None:
+        """A backward pass is about to start."""
         if not (everywhere and self._trains()):
             self.outside.forget_zeros()
         if not everywhere or self._last is None:
             return None
-        new = self._kinds.is_new(tensors)
+        new = self._kinds.is_new(start)
         if self._looking is None and new and self._trains():  # a term that begins later
             self._looking = self._returned(*self._last)
         if self._looking is None:
             return None
-        nodes, of = nodes_of(tensors), self._looking
-        outputs = [(node, each) for node in nodes for each in _written_on(node) if each.of is of]
-        layers = self._layers(nodes - {node for node, _ in outputs}, of.rows)
+        of = self._looking
+        outputs = [(node, each) for node in start.noted for each in _written_on(node) if each.of is of]
+        layers = self._layers(start.noted - {node for node, _ in outputs}, of.rows)
         if not outputs and not layers:
             return None  # somebody else's loss
+        tensors, nodes = start.tensors, start.nodes
         self.engine.refuse_other_hooks()
         counted = [(node, each, each.dim) for node, each in outputs if each.dim is not None]
         for _, each, dim in counted:

@@ -24,7 +24,7 @@ from tests.audit.faults import around, noise_for_the_bound, statistics_without_n
 from tests.support.recipes import tiny
 
 SMALL = {"canaries": 32, "rounds": 10}
-AUDITS = 30
+audits = pytest.mark.parametrize("audits", [10, pytest.param(30, marks=pytest.mark.slow)])
 INFO = RunInfo({"0.weight": torch.Size([4, 3]), "0.bias": torch.Size([4]), "2.weight": torch.Size([2, 4])}, steps=8)
 BY_EPSILON = Schedule((0, Local(1.0)), (0.5, Local(2.0)), (3.0, PerLayer(Local(0.5))), by="epsilon")
 GROUPS = PerGroup({"*.weight": Global(1.5), "*.bias": Local(0.3)}, noise="proportional")
@@ -50,9 +50,10 @@ STEPS: dict[str, Clipper] = {
 }
 
 
+@audits
 @pytest.mark.parametrize("name", STEPS)
-def test_right_steps_raise_no_alarm(name: str) -> None:
-    for _ in range(AUDITS):
+def test_right_steps_raise_no_alarm(name: str, audits: int) -> None:
+    for _ in range(audits):
         result = audit.step(noise_multiplier=1.0, clip=STEPS[name], **SMALL)
         assert result.passed, result
     assert audit.sensitivity(clip=STEPS[name], rounds=1).passed
@@ -76,10 +77,11 @@ NOISE: dict[str, tuple[Clipper, Freezing]] = {
 }
 
 
+@audits
 @pytest.mark.parametrize("name", NOISE)
-def test_right_noise_raises_no_alarm(name: str) -> None:
+def test_right_noise_raises_no_alarm(name: str, audits: int) -> None:
     clip, freeze = NOISE[name]
-    for _ in range(AUDITS):
+    for _ in range(audits):
         result = audit.noise(model=net(), shape=(30,), clip=clip, freeze=freeze, rounds=5)
         assert result.passed, result
     assert audit.sensitivity(model=net(), shape=(30,), clip=clip, rounds=1).passed

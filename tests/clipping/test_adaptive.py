@@ -107,11 +107,13 @@ def test_a_stage_of_a_schedule_follows_too() -> None:
     assert abs(float(share_below(norms[170:, 0]).mean()) - 0.7) < 0.02
 
 
-SMALL = [(0.5, 0.01), (0.5, 0.1), (0.2, 0.1), (0.9, 0.1)]
+SMALL = [(0.5, 0.01, "local"), (0.5, 0.1, "global"), (0.2, 0.1, "global"), (0.9, 0.1, "local")]
+OTHER = [(0.5, 0.01, "global"), (0.5, 0.1, "local"), (0.2, 0.1, "local"), (0.9, 0.1, "global")]
 
 
-@pytest.mark.parametrize("style", ["local", "global"])
-@pytest.mark.parametrize(("quantile", "cost"), SMALL)
+@pytest.mark.parametrize(
+    ("quantile", "cost", "style"), [*SMALL, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHER)]
+)
 def test_a_batch_of_four_does_not_carry_the_norm_away(quantile: float, cost: float, style: Any) -> None:
     """The count's noise is as large as the batch: a share that were cut to [0, 1] would drift without end."""
     norms, _ = follow(Adaptive(quantile=quantile, cost=cost, style=style), 1500, size=40, sample_rate=0.1)

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hoarfrost.errors import NotPrivate
-from hoarfrost.gradients import Engine
+from hoarfrost.gradients import Engine, loss_graph
 from hoarfrost.gradients.loss_watch import CLOSELY, PASSES
 from hoarfrost.groups import Groups
 from hoarfrost.sampling import Chunk
@@ -429,3 +429,26 @@ def test_passes_without_a_private_model_are_left_alone() -> None:
         centred(layer(torch.randn(6, 4))).backward()
         torch.autograd.backward((layer(torch.randn(6, 4)).sum(),), None, None, False, None, list(layer.parameters()))
     assert layer.weight.grad is not None
+
+
+def test_the_graph_of_a_loss_is_read_once_however_many_models_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that nobody uses any more listen until Python collects them: in a notebook, hundreds."""
+    others = [engine_for(network()) for _ in range(20)]
+    for other in others:
+        announce(other, 6)
+        other.model(torch.randn(6, 4))  # and waits for a backward pass that never comes
+    engine = engine_for(network())
+    announce(engine, 6)
+    loss = apart(engine.model(torch.randn(6, 4)))
+    reads: list[object] = []
+
+    def nodes_of(tensors: object) -> set[Any]:
+        reads.append(tensors)
+        return loss_graph_nodes_of(tensors)  # type: ignore[arg-type]
+
+    loss_graph_nodes_of = loss_graph.nodes_of
+    monkeypatch.setattr(loss_graph, "nodes_of", nodes_of)
+    loss.backward()
+    assert len(reads) == 1
+    assert sums_so_far(engine)
+    assert not any(map(sums_so_far, others))

@@ -117,7 +117,8 @@ class Seen:
         """Keeps the numbers, and not the graph that they are from: several runs are kept to be compared."""
         self.returned = None
         self.copied.clear()
-        self.outputs = [t.detach().requires_grad_(t.requires_grad) for t in self.outputs]
+        with torch._C.DisableTorchFunctionSubclass():  # of what examples share, too
+            self.outputs = [t.detach().requires_grad_(t.requires_grad) for t in self.outputs]
         for watched in self.watched:
             watched.tensor = None
 
